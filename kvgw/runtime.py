@@ -1,0 +1,116 @@
+"""Clock, randomness and worker threads: the seams through which time and chance enter.
+
+Everything above and below takes these as parameters, so that a whole gateway can run on a virtual clock in one
+thread. `System*` are the real ones; tests bring their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import secrets
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol, TypeVar
+
+Result = TypeVar("Result")
+
+
+class Clock(Protocol):
+    """Time: `monotonic` seconds for deadlines, `now_ms` for what is written down."""
+
+    def monotonic(self) -> float: ...
+
+    def now_ms(self) -> int: ...
+
+    async def sleep(self, seconds: float) -> None: ...
+
+
+class Rng(Protocol):
+    """Chance: `token` for keys and names, `jitter` to spread retries."""
+
+    def token(self, size: int) -> bytes: ...
+
+    def jitter(self) -> float: ...
+
+
+class Workers(Protocol):
+    """Worker threads; see `storage.ports.Workers` for the promise on cancellation."""
+
+    async def run(self, work: Callable[[], Result]) -> Result: ...
+
+
+class SystemClock:
+    """The machine's clocks."""
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+class SystemRng:
+    """The operating system's generator for secrets; an ordinary one for jitter."""
+
+    def token(self, size: int) -> bytes:
+        return secrets.token_bytes(size)
+
+    def jitter(self) -> float:
+        """A number in [0, 1), not for secrets."""
+        return random.random()
+
+
+class ThreadWorkers:
+    """A fixed pool of threads, sized to the CPUs that this process may use."""
+
+    def __init__(self, threads: int | None = None, name: str = "kvgw-worker") -> None:
+        count = threads if threads is not None else max(2, usable_cpus())
+        self._pool = ThreadPoolExecutor(max_workers=count, thread_name_prefix=name)
+
+    async def run(self, work: Callable[[], Result]) -> Result:
+        future = asyncio.get_running_loop().run_in_executor(self._pool, work)
+        return await finish(future)
+
+    def close(self) -> None:
+        """Wait for running work and end the threads."""
+        self._pool.shutdown(wait=True)
+
+
+async def finish(future: asyncio.Future[Result]) -> Result:
+    """Await `future` to its end even if this task is cancelled; then the cancellation goes on (law 7)."""
+    cancelled: asyncio.CancelledError | None = None
+    while not future.done():
+        try:
+            await asyncio.shield(future)
+        except asyncio.CancelledError as error:
+            if future.cancelled():
+                raise
+            cancelled = error
+        except Exception:
+            break  # the future's own failure: read below, or superseded by the cancellation
+    if cancelled is not None:
+        if not future.cancelled():
+            future.exception()  # marks it as seen
+        raise cancelled
+    return future.result()
+
+
+def usable_cpus() -> int:
+    """CPUs that this process may run on: its affinity, bounded by a cgroup's CPU quota where one is set."""
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(affinity, _cgroup_cpus() or affinity))
+
+
+def _cgroup_cpus() -> int | None:
+    try:
+        with open("/sys/fs/cgroup/cpu.max", encoding="ascii") as file:
+            quota, period = file.read().split()
+    except (OSError, ValueError):
+        return None
+    return None if quota == "max" else -(-int(quota) // int(period))
