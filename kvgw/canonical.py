@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 
 from kvgw.errors import FormatError
 
-Value: TypeAlias = "None | int | float | str | bytes | tuple[Value, ...]"
+Value: TypeAlias = "int | float | str | bytes | tuple[Value, ...] | None"
 
 MAGIC: Final = b"KVGWF\x01"
 FIELD_COUNT: Final = 16

@@ -10,13 +10,16 @@ Raises `FormatError` for a value that cannot be part of a format, naming the fie
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kvgw import canonical
 from kvgw.canonical import Value
 from kvgw.errors import FormatError
+
+if TYPE_CHECKING:
+    from kvgw.hfconfig import Deployment
 
 CHUNK_BYTES_MAX: Final = 256 * 1024 * 1024
 """Largest chunk in bytes that the gateway stores."""
@@ -171,6 +174,13 @@ class KVFormat:
             f"lower tokens_per_chunk: {advice}"
         )
 
+    @classmethod
+    def from_hf_config(cls, config: Mapping[str, object], deployment: Deployment) -> KVFormat:
+        """The format of a model's ``config.json`` under a `Deployment`; see `kvgw.hfconfig`."""
+        from kvgw.hfconfig import format_from_hf_config  # hfconfig builds on this module
+
+        return format_from_hf_config(config, deployment)
+
     @property
     def token_bytes(self) -> int:
         """Bytes that a token adds in the layers with full attention (windows and states not counted)."""
@@ -275,7 +285,7 @@ def _check_positions(positions: tuple[Value, ...]) -> None:
     if len(positions) < 2 or len(positions) % 2 or positions[0] != "kind":
         raise FormatError("positions must be ('kind', value, name, value, …)")
     _check_text("positions kind", positions[1])
-    _check_sorted_names("positions", [name for name in positions[2::2]])
+    _check_sorted_names("positions", positions[2::2])
 
 
 def _check_extra(extra: tuple[tuple[str, Value], ...]) -> None:

@@ -63,7 +63,7 @@ class SystemRng:
 
     def jitter(self) -> float:
         """A number in [0, 1), not for secrets."""
-        return random.random()
+        return random.random()  # noqa: S311  # jitter is no secret
 
 
 class ThreadWorkers:
@@ -74,7 +74,10 @@ class ThreadWorkers:
         self._pool = ThreadPoolExecutor(max_workers=count, thread_name_prefix=name)
 
     async def run(self, work: Callable[[], Result]) -> Result:
-        future = asyncio.get_running_loop().run_in_executor(self._pool, work)
+        handed_over = [work]
+        del work
+        # The thread lets go of `work`, and of the memory that it closes over, before its result can be seen here.
+        future = asyncio.get_running_loop().run_in_executor(self._pool, lambda: handed_over.pop()())
         return await finish(future)
 
     def close(self) -> None:
@@ -87,16 +90,12 @@ async def finish(future: asyncio.Future[Result]) -> Result:
     cancelled: asyncio.CancelledError | None = None
     while not future.done():
         try:
-            await asyncio.shield(future)
+            await asyncio.wait((future,))
         except asyncio.CancelledError as error:
-            if future.cancelled():
-                raise
             cancelled = error
-        except Exception:
-            break  # the future's own failure: read below, or superseded by the cancellation
     if cancelled is not None:
         if not future.cancelled():
-            future.exception()  # marks it as seen
+            future.exception()  # its own failure, if any, gives way to the cancellation
         raise cancelled
     return future.result()
 

@@ -1,12 +1,12 @@
 """Errors of the data plane. A missing blob is an error here and becomes a miss (a value) in the gateway.
 
-    StorageError
-    ├─ BlobMissing        the tier answered: there is no such blob
-    ├─ BlobDamaged        the blob is there but cannot be the one asked for (wrong length, broken off)
-    ├─ TierUnavailable    the tier did not answer, or not in time; says nothing about the blob
-    │  └─ TierFull        no room for a new blob; reads and deletes still work
-    ├─ TierMisconfigured  the tier cannot work as configured (no bucket, wrong credentials, folder not writable)
-    └─ StagingBusy        no staging memory was free before the deadline
+StorageError
+├─ BlobMissing        the tier answered: there is no such blob
+├─ BlobDamaged        the blob is there but cannot be the one asked for (wrong length, broken off)
+├─ TierUnavailable    the tier did not answer, or not in time; says nothing about the blob
+│  └─ TierFull        no room for a new blob; reads and deletes still work
+├─ TierMisconfigured  the tier cannot work as configured (no bucket, wrong credentials, folder not writable)
+└─ StagingBusy        no staging memory was free before the deadline
 """
 
 from __future__ import annotations

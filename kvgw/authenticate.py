@@ -1,0 +1,87 @@
+"""Who is calling: a token's owner, or the gateway's own user at the other end of a Unix socket."""
+
+from __future__ import annotations
+
+import hmac
+from collections import OrderedDict
+from typing import Final
+from uuid import UUID
+
+from kvgw.errors import Code, RequestRefused
+from kvgw.runtime import Clock
+from tenancy.access import DEFAULT_NAMESPACE, Caller, Permission, Token, parse_token, token_digest
+from tenancy.catalog import Catalog
+from tenancy.registry import TokenRow
+from tenancy.timekeeping import CatalogTime
+
+REMEMBERED_SECONDS: Final = 5.0
+"""A revoked token works for at most so long."""
+REMEMBERED_MAX: Final = 4096
+
+_REFUSAL: Final = "this token is not valid: unknown, mistyped, expired or revoked"
+
+
+class Authenticator:
+    """Turns credentials into callers. Every wrong token gets the same answer."""
+
+    def __init__(self, catalog: Catalog, clock: Clock, time: CatalogTime, pepper: bytes, owner_tenant: UUID) -> None:
+        self._catalog = catalog
+        self._clock = clock
+        self._time = time
+        self._pepper = pepper
+        self._owner_tenant = owner_tenant
+        self._remembered: OrderedDict[bytes, tuple[float, int, Caller]] = OrderedDict()
+
+    def owner(self) -> Caller:
+        """The caller for the gateway's own user: every permission, every namespace of the first tenant."""
+        return Caller(self._owner_tenant, "owner", frozenset(Permission), ("*",), DEFAULT_NAMESPACE)
+
+    async def token(self, text: str) -> Caller:
+        """The caller of a token. Raises `RequestRefused`; a malformed token costs no look-up."""
+        token = parse_token(text)
+        if token is None:
+            raise RequestRefused(_REFUSAL, Code.UNAUTHENTICATED)
+        digest = token_digest(self._pepper, token)
+        remembered = self._remembered.get(digest)
+        now_ms = self._time.now_ms()
+        if remembered is not None and remembered[0] > self._clock.monotonic() and remembered[1] > now_ms:
+            return remembered[2]
+        row = await self._catalog.token(token.token_id)
+        if not _valid(row, digest, now_ms) or row is None:
+            raise RequestRefused(_REFUSAL, Code.UNAUTHENTICATED)
+        caller = as_caller(row)
+        self._remembered[digest] = (self._clock.monotonic() + REMEMBERED_SECONDS, row.expires_ms, caller)
+        if len(self._remembered) > REMEMBERED_MAX:
+            self._remembered.popitem(last=False)
+        return caller
+
+
+def as_caller(row: TokenRow) -> Caller:
+    """The principal that a token's row describes."""
+    permissions = frozenset(Permission(one) for one in row.permissions.split())
+    return Caller(
+        row.tenant, f"token:{row.token_id}", permissions, tuple(row.namespaces.split()), row.default_namespace
+    )
+
+
+def token_row(
+    token: Token, pepper: bytes, tenant: UUID, permissions: frozenset[Permission], namespaces: str, expires_ms: int
+) -> TokenRow:
+    """The row that makes `token` known."""
+    return TokenRow(
+        tenant=tenant,
+        token_id=token.token_id,
+        digest=token_digest(pepper, token),
+        permissions=" ".join(sorted(permissions)),
+        namespaces=namespaces,
+        default_namespace=DEFAULT_NAMESPACE,
+        expires_ms=expires_ms,
+        revoked_ms=None,
+    )
+
+
+def _valid(row: TokenRow | None, digest: bytes, now_ms: int) -> bool:
+    # An unknown id is compared too, against nothing that any token has, so that it takes the same time.
+    expected = row.digest if row is not None else bytes(32)
+    same = hmac.compare_digest(expected, digest)
+    return same and row is not None and row.revoked_ms is None and row.expires_ms > now_ms

@@ -1,0 +1,61 @@
+"""Checks of a caller's arguments before anything is sent: each refusal names the value and the limit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvgw.errors import Code, FormatError
+from kvgw.model import KEYS_MAX
+from kvgw.reports import Registered
+
+
+def check_keys(keys: Sequence[bytes]) -> list[bytes]:
+    """Refuse a batch of keys that no gateway would take. Raises `FormatError` naming the key and the limit."""
+    if not 1 <= len(keys) <= KEYS_MAX:
+        raise FormatError(f"a request takes 1 to {KEYS_MAX} keys, not {len(keys)}; split it", Code.TOO_MANY_KEYS)
+    seen: dict[bytes, int] = {}
+    for index, key in enumerate(keys):
+        if not isinstance(key, bytes) or not 1 <= len(key) <= 64:
+            raise FormatError(f"key {index} must be 1 to 64 bytes, not {key!r:.80}")
+        if key in seen:
+            raise FormatError(f"key {index} repeats key {seen[key]}; name each chunk once in a request")
+        seen[key] = index
+    return list(keys)
+
+
+def one_namespace(chosen: Sequence[Registered]) -> str:
+    if not chosen:
+        raise FormatError("match needs at least one registered format")
+    namespaces = {one.namespace for one in chosen}
+    if len(namespaces) > 1:
+        raise FormatError(f"all formats of one match must be of one namespace, not of {sorted(namespaces)}")
+    return chosen[0].namespace
+
+
+def check_counts(keys: Sequence[bytes], buffers: Sequence[memoryview], what: str) -> None:
+    if len(keys) != len(buffers):
+        raise FormatError(f"{len(keys)} keys but {len(buffers)} {what}; give one for each key")
+
+
+def writable(buffer: bytearray | memoryview, index: int) -> memoryview:
+    view = memoryview(buffer).cast("B")
+    if view.readonly:
+        raise FormatError(f"buffer {index} is read-only")
+    return view
+
+
+def milliseconds(seconds: float) -> int:
+    count = seconds * 1000
+    if not 1 <= count <= 10 * 366 * 86_400_000:
+        raise FormatError(f"a time must be between 1 ms and ten years, not {seconds!r} s")
+    return int(count)
+
+
+def check_buffers(buffers: Sequence[memoryview], lengths: int, what: str) -> None:
+    """Refuse buffers that cannot hold whole chunks, before a byte moves. Raises `FormatError` with both numbers."""
+    for index, buffer in enumerate(buffers):
+        if len(buffer) != lengths:
+            raise FormatError(
+                f"{what} {index} has {len(buffer)} bytes, but a chunk of this format has {lengths}",
+                Code.LENGTH_MISMATCH,
+            )

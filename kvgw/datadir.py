@@ -1,0 +1,133 @@
+"""The data folder of a gateway: private, owned by one process at a time, and with a name for its node.
+
+<data>/kvgw.lock     held by the running gateway; its text names the holder
+<data>/node          name of this node, made once
+<data>/catalog.db    the catalog (SQLite)
+<data>/keys/         root key and wrapped namespace keys: never part of a backup of the rest
+<data>/nvme/         sealed blobs
+<data>/kvgw.sock     the Unix socket
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+import time
+from pathlib import Path
+from typing import Final
+
+from kvgw.errors import Code, KvgwError
+from kvgw.runtime import Rng
+from kvgw.settings import SettingsError
+
+LOCK_POLL_SECONDS: Final = 0.1
+
+
+class FolderLocked(KvgwError):
+    """Another process owns the data folder; the sentence names it."""
+
+    code = Code.BUSY
+
+
+class DataFolder:
+    """An opened and locked data folder. Blocking; used before the event loop serves anybody."""
+
+    def __init__(self, path: Path, lock: int) -> None:
+        self.path = path
+        self._lock = lock
+
+    @classmethod
+    def open(cls, path: Path, *, wait_s: float = 0.0) -> DataFolder:
+        """Open and lock the folder, creating it if it is missing.
+
+        Raises `SettingsError` for a folder that cannot be used, `FolderLocked` if another process still owns it after
+        `wait_s` seconds.
+        """
+        _prepare(path)
+        lock = _open_lock(path / "kvgw.lock")
+        deadline = time.monotonic() + wait_s
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as error:
+                if error.errno not in (errno.EAGAIN, errno.EACCES) or time.monotonic() >= deadline:
+                    holder = os.pread(lock, 200, 0).decode(errors="replace").strip() or "an unnamed process"
+                    os.close(lock)
+                    raise FolderLocked(
+                        f"the data folder {path} is in use by {holder}; stop it first, or give this gateway a "
+                        "folder of its own (on Kubernetes: update strategy Recreate, or one volume for each pod)"
+                    ) from error
+                time.sleep(LOCK_POLL_SECONDS)
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"process {os.getpid()}\n".encode(), 0)
+        return cls(path, lock)
+
+    @property
+    def keys(self) -> Path:
+        return self.path / "keys"
+
+    def node_name(self, given: str, rng: Rng) -> str:
+        """The name of this node: `given`, or one made at the first start and kept in the folder."""
+        if given:
+            return given
+        file = self.path / "node"
+        try:
+            return file.read_text(encoding="ascii").strip()
+        except FileNotFoundError:
+            name = f"node-{rng.token(8).hex()}"
+            file.write_text(f"{name}\n", encoding="ascii")
+            return name
+
+    def close(self) -> None:
+        """Let go of the folder; the lock file stays."""
+        os.ftruncate(self._lock, 0)
+        os.close(self._lock)
+
+
+def holder(path: Path) -> str | None:
+    """Who owns the data folder now, or None when nobody does."""
+    try:
+        lock = os.open(path / "kvgw.lock", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return os.pread(lock, 200, 0).decode(errors="replace").strip() or "an unnamed process"
+    else:
+        return None
+    finally:
+        os.close(lock)
+
+
+def _prepare(path: Path) -> None:
+    if not path.is_absolute():
+        raise SettingsError(f"the data folder {path} is not an absolute path")
+    uid = os.geteuid()
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = path.stat()
+    except OSError as error:
+        raise SettingsError(
+            f"the data folder {path} cannot be made or read by uid {uid}: {error.strerror}; "
+            "make it, or name another with --data"
+        ) from error
+    if status.st_uid != uid:
+        raise SettingsError(
+            f"the data folder {path} belongs to uid {status.st_uid}, but this process runs as uid {uid}; "
+            f"run as its owner, or chown it"
+        )
+    if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise SettingsError(
+            f"the data folder {path} is open to others (mode {stat.S_IMODE(status.st_mode):04o}); chmod 700 it"
+        )
+
+
+def _open_lock(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be written by uid {os.geteuid()}: {error.strerror}") from error

@@ -1,0 +1,100 @@
+"""The embedded gateway: a gateway inside this process, for one process only.
+
+    async with kvgw.embedded.open(folder) as client: ...
+
+The caller is the data folder's owner, tenant ``default``. Engines are several processes: they use an endpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from kvgw.client import Client, ClientOptions
+from kvgw.errors import Outage
+from kvgw.gateway.core import Gateway
+from kvgw.model import GetReply, GetRequest, PutReply, PutRequest, Question
+from kvgw.settings import Settings
+from kvgw.wiring import World, opened
+from tenancy.access import Caller
+
+Answer = TypeVar("Answer")
+
+
+class EmbeddedTransport:
+    """Carries a client's requests to a gateway in the same event loop."""
+
+    def __init__(self, gateway: Gateway, caller: Caller) -> None:
+        self._gateway = gateway
+        self._caller = caller
+        self._process = os.getpid()
+
+    async def ask(self, request: Question, answer: type[Answer]) -> Answer:
+        self._check_process()
+        reply = await self._gateway.answer(self._caller, request)
+        assert isinstance(reply, answer)
+        return reply
+
+    async def put(self, request: PutRequest, payloads: Sequence[memoryview]) -> PutReply:
+        self._check_process()
+        return await self._gateway.put(self._caller, request, _Source(payloads))
+
+    async def get(self, request: GetRequest, into: Sequence[memoryview]) -> GetReply:
+        self._check_process()
+        return await self._gateway.get(self._caller, request, _Sink(into))
+
+    async def aclose(self) -> None:
+        return  # the buffers are at hand
+
+    def _check_process(self) -> None:
+        if self._process != os.getpid():
+            raise Outage("an embedded gateway belongs to the process that opened it; a forked child needs an endpoint")
+
+
+class _Source:
+    """The caller's own buffers."""
+
+    def __init__(self, payloads: Sequence[memoryview]) -> None:
+        self._payloads = payloads
+
+    async def wanted(self, indices: Sequence[int]) -> None:
+        return  # the buffers are at hand
+
+    async def receive(self, index: int, target: memoryview) -> None:
+        target[:] = self._payloads[index]
+
+
+class _Sink:
+    """The caller's own buffers."""
+
+    def __init__(self, into: Sequence[memoryview]) -> None:
+        self._into = into
+
+    async def deliver(self, index: int, payload: memoryview) -> None:
+        self._into[index][:] = payload
+
+
+@asynccontextmanager
+async def open(  # noqa: A001  # reads as kvgw.embedded.open
+    folder: Path | str,
+    *,
+    settings: Settings | None = None,
+    options: ClientOptions | None = None,
+    world: World | None = None,
+) -> AsyncIterator[Client]:
+    """A client of a gateway that runs in this process on the data folder `folder`."""
+    async with opened(settings or Settings(), Path(os.path.abspath(folder)), world=world) as gateway:
+        crew = asyncio.create_task(gateway.crew.run())
+        client = Client(EmbeddedTransport(gateway.gateway, gateway.authenticator.owner()), options)
+        try:
+            yield client
+        finally:
+            await client.aclose()
+            crew.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await crew

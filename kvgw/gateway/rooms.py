@@ -1,0 +1,42 @@
+"""The rooms a gateway works with, opened and handed over by `kvgw.wiring`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kvgw.gateway.backlog import Backlog
+from kvgw.metrics import Metrics
+from kvgw.runtime import Clock, Rng, Workers
+from storage.staging import Staging
+from storage.tier import Tier
+from tenancy.catalog import Catalog
+from tenancy.keyring import Keyring
+from tenancy.timekeeping import CatalogTime
+
+
+@dataclass(frozen=True, slots=True)
+class Rooms:
+    """Everything that the gateway's verbs and its maintenance share."""
+
+    catalog: Catalog
+    keyring: Keyring
+    staging: Staging
+    tiers: Mapping[str, Tier]
+    """By label, fastest first: ``nvme``, ``s3``."""
+    backlog: Backlog
+    metrics: Metrics
+    clock: Clock
+    time: CatalogTime
+    """What the catalog's rows are compared with: never runs backward."""
+    rng: Rng
+    workers: Workers
+
+    def placement_node(self, tier: str) -> str:
+        """The node in a placement of this tier: this one for its own disk, none for what all nodes share."""
+        return self.catalog.node.node if tier == "nvme" else ""
+
+    @property
+    def intended_tiers(self) -> tuple[tuple[str, str], ...]:
+        """Tiers that every chunk is meant for, with the node of each."""
+        return tuple((tier, self.placement_node(tier)) for tier in self.tiers)

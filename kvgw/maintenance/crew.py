@@ -1,0 +1,168 @@
+"""The crew: runs the maintenance jobs while the gateway serves, each at its pace and all when there is work.
+
+A job that fails is counted, logged once per kind of failure, and tried again at its next turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+from kvgw.gateway.rooms import Rooms
+from kvgw.maintenance.evict import Eviction
+from kvgw.maintenance.orphans import OrphanReport, OrphanSweep
+from kvgw.maintenance.sweep import Sweep
+from kvgw.maintenance.writeback import WriteBack
+from storage.errors import StorageError
+from storage.nvme import NvmeState, NvmeTier
+from tenancy.errors import TenancyError
+from tenancy.model import Scope
+
+log = logging.getLogger("kvgw.maintenance")
+
+BACKLOG_PAUSE_SECONDS: Final = 0.05
+"""Work that arrives in a burst is taken up together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """Seconds between two runs of each job."""
+
+    outbox: float = 2.0
+    sweep: float = 10.0
+    evict: float = 2.0
+    orphans: float = 600.0
+    heartbeat: float = 5.0
+    nvme_orphan_grace: float = 300.0
+    s3_orphan_grace: float = 86_400.0
+
+
+class Crew:
+    """All maintenance of one gateway."""
+
+    def __init__(self, rooms: Rooms, nvme: NvmeTier | None, pace: Pace) -> None:
+        self._rooms = rooms
+        self._nvme = nvme
+        self._pace = pace
+        self._told: dict[str, str] = {}
+        self.write_back = WriteBack(rooms)
+        self.sweep = Sweep(rooms)
+        self.eviction = None if nvme is None else Eviction(rooms, nvme)
+        grace = {"nvme": pace.nvme_orphan_grace, "s3": pace.s3_orphan_grace}
+        self.orphans = OrphanSweep(rooms, grace)
+        self.orphan_reports: dict[str, OrphanReport] = {}
+
+    async def prepare(self) -> None:
+        """Before the gateway serves: what an earlier run's staging held alone is lost, and said to be so."""
+        for scope in await self.scopes():
+            await self.sweep.recover(scope)
+
+    async def run(self) -> None:
+        """Run all jobs until cancelled."""
+        pace = self._pace
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._work_through_backlog())
+            for name, period, job in (
+                ("outbox", pace.outbox, self.drain_everywhere),
+                ("sweep", pace.sweep, self.sweep_everywhere),
+                ("evict", pace.evict, self.evict),
+                ("orphans", pace.orphans, self.look_for_orphans),
+                ("heartbeat", pace.heartbeat, self.heartbeat),
+            ):
+                group.create_task(self._repeat(name, period, job))
+
+    async def scopes(self) -> list[Scope]:
+        """Every namespace of every tenant."""
+        catalog = self._rooms.catalog
+        return [one.scope for tenant, _ in await catalog.tenants() for one in await catalog.namespaces(tenant)]
+
+    async def drain_everywhere(self) -> None:
+        """Write everything that is due."""
+        oldest: dict[str, list[tuple[int, int]]] = {label: [] for label in self._rooms.tiers}
+        for scope in await self.scopes():
+            await self.write_back.drain(scope)
+            for tier, (count, _, since_ms) in (await self._rooms.catalog.outbox_length(scope)).items():
+                oldest.setdefault(tier, []).append((count, since_ms))
+        now_ms = self._rooms.time.now_ms()
+        for tier, waiting in oldest.items():
+            age_ms = max((now_ms - since_ms for _, since_ms in waiting), default=0)
+            self._rooms.metrics.outbox.labels(tier).set(sum(count for count, _ in waiting))
+            self._rooms.metrics.outbox_seconds.labels(tier).set(age_ms / 1000)
+
+    async def sweep_everywhere(self) -> None:
+        """Expire, then delete what nothing points at."""
+        for scope in await self.scopes():
+            await self.sweep.expire(scope)
+            await self.sweep.collect(scope)
+
+    async def evict(self) -> None:
+        """Make room on NVMe if it is short."""
+        if self.eviction is not None and await self.eviction.make_room(await self.scopes()):
+            await self._collect_dead()
+
+    async def look_for_orphans(self) -> None:
+        """Look through every tier for blobs without a row."""
+        scopes = {scope.namespace: scope for scope in await self.scopes()}
+        for label in self._rooms.tiers:
+            report = await self.orphans.look(label, scopes)
+            self.orphan_reports[label] = report
+            if report.refused:
+                self._tell(f"orphans {label}", report.refused)
+
+    async def heartbeat(self) -> None:
+        """Say that this process lives, write down gathered hits, and refresh the gauges."""
+        rooms = self._rooms
+        await rooms.catalog.heartbeat(rooms.time.now_ms())
+        for scope, hits in rooms.backlog.take_hits().items():
+            await rooms.catalog.record_hits(scope, hits)
+        rooms.metrics.clock_behind.set(rooms.time.behind_ms / 1000)
+        if self._nvme is not None:
+            space = self._nvme.statistics
+            rooms.metrics.tier_bytes.labels("nvme").set(space.used_bytes)
+            rooms.metrics.tier_up.labels("nvme").set(space.state is NvmeState.OK)
+            if space.state is not NvmeState.OK:
+                self._tell("nvme", f"the NVMe tier takes no writes: {space.reason}")
+
+    async def _work_through_backlog(self) -> None:
+        backlog = self._rooms.backlog
+        while True:
+            await backlog.work.wait()
+            await self._rooms.clock.sleep(BACKLOG_PAUSE_SECONDS)
+            backlog.work.clear()
+            await self._attempt("backlog", self._take_up_backlog)
+
+    async def _take_up_backlog(self) -> None:
+        backlog = self._rooms.backlog
+        for scope, blob_ids in backlog.take_promotions().items():
+            await self.write_back.promote(scope, sorted(blob_ids))
+        for scope in backlog.take_writes():
+            await self.write_back.drain(scope)
+        await self._collect_dead()
+
+    async def _collect_dead(self) -> None:
+        for scope in self._rooms.backlog.take_dead():
+            await self.sweep.collect(scope)
+
+    async def _repeat(self, name: str, period: float, job: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            # Gateways that started together should not all turn to the database at once.
+            await self._rooms.clock.sleep(period * (0.9 + 0.2 * self._rooms.rng.jitter()))
+            await self._attempt(name, job)
+
+    async def _attempt(self, name: str, job: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await job()
+        except (StorageError, TenancyError) as error:
+            self._rooms.metrics.maintenance_failures.labels(name).inc()
+            self._tell(name, f"the job {name} failed and is tried again: {error}")
+        else:
+            self._told.pop(name, None)
+
+    def _tell(self, subject: str, sentence: str) -> None:
+        """Log a state once, not at every turn."""
+        if self._told.get(subject) != sentence:
+            self._told[subject] = sentence
+            log.warning("%s", sentence)

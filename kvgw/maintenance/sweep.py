@@ -1,0 +1,83 @@
+"""The sweep: bytes after the pointer. Deletes doomed blobs from the tiers, then the rows; ends what has expired."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Final
+
+from kvgw.gateway.rooms import Rooms
+from storage.errors import TierUnavailable
+from storage.tier import blob_name
+from tenancy.model import Scope
+from tenancy.sweep import DoomedPlacement
+
+BATCH: Final = 256
+TOMBSTONE_DAYS: Final = 7
+DAY_MS: Final = 86_400_000
+
+
+class Sweep:
+    """Deletes what the catalog says nobody needs any more."""
+
+    def __init__(self, rooms: Rooms) -> None:
+        self._rooms = rooms
+
+    async def expire(self, scope: Scope) -> int:
+        """End expired entries and abandoned reservations of one namespace; how many entries ended."""
+        rooms = self._rooms
+        now_ms = rooms.time.now_ms()
+        await rooms.catalog.reclaim_expired(scope, now_ms)
+        await rooms.catalog.forget_tombstones(scope, now_ms - TOMBSTONE_DAYS * DAY_MS)
+        total = 0
+        while True:
+            count, dead = await rooms.catalog.expire(scope, now_ms, BATCH)
+            self._drop_residents(scope, dead)
+            total += count
+            if count < BATCH:
+                break
+        rooms.metrics.ended.labels("expired").inc(total)
+        return total
+
+    async def collect(self, scope: Scope) -> int:
+        """Delete the doomed bytes of one namespace and drop their rows; how many chunks are gone for good."""
+        rooms = self._rooms
+        purged = 0
+        while True:
+            doomed = await rooms.catalog.doomed(scope, rooms.time.now_ms(), BATCH)
+            gone = await self._delete(doomed)
+            count = await rooms.catalog.purge(scope, gone, BATCH)
+            purged += count
+            if count < BATCH and len(gone) < BATCH:
+                return purged
+
+    async def recover(self, scope: Scope) -> int:
+        """After a start: end the entries whose only copy was in the staging of an earlier run; how many."""
+        rooms = self._rooms
+        count, dead = await rooms.catalog.lose_unplaced(scope, rooms.time.now_ms())
+        self._drop_residents(scope, dead)
+        rooms.metrics.ended.labels("lost").inc(count)
+        return count
+
+    async def _delete(self, doomed: list[DoomedPlacement]) -> list[DoomedPlacement]:
+        by_tier: defaultdict[str, list[DoomedPlacement]] = defaultdict(list)
+        for one in doomed:
+            by_tier[one.tier].append(one)
+        gone: list[DoomedPlacement] = []
+        for label, placements in by_tier.items():
+            tier = self._rooms.tiers.get(label)
+            if tier is None:
+                continue
+            try:
+                await tier.delete([one.object_name for one in placements])
+            except TierUnavailable:
+                self._rooms.metrics.tier_failures.labels(label, "delete").inc()
+                continue
+            self._rooms.metrics.swept.labels(label).inc(len(placements))
+            gone += placements
+        return gone
+
+    def _drop_residents(self, scope: Scope, blob_ids: list[bytes]) -> None:
+        for blob_id in blob_ids:
+            self._rooms.staging.drop(blob_name(scope.namespace, blob_id))
+        if blob_ids:
+            self._rooms.backlog.note_dead(scope)

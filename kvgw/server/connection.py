@@ -1,0 +1,197 @@
+"""One client connection: hello, then exchanges until it ends. Nothing is done for a peer that is not known."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import struct
+import time
+from collections.abc import Sequence
+from enum import Enum
+from typing import Final
+
+import kvgw
+from kvgw import wire
+from kvgw.authenticate import Authenticator
+from kvgw.errors import Code, KvgwError, Outage, RequestRefused
+from kvgw.gateway.core import Gateway
+from kvgw.model import GetRequest, PutRequest, Request
+from kvgw.server.limits import Limits
+from kvgw.stream import ConnectionEnded, FrameStream
+from kvgw.wire import Hello, Kind, Wanted, Welcome
+from tenancy.access import Caller
+from tenancy.errors import TenancyError
+
+log = logging.getLogger("kvgw.server")
+
+_PEER_CREDENTIALS: Final = struct.Struct("3i")
+_DISCARD_BYTES: Final = 256 * 1024
+
+
+class Connection:
+    """Serves one connected socket to its end. A peer that breaks the protocol is told so once and dropped."""
+
+    def __init__(
+        self, sock: socket.socket, gateway: Gateway, authenticator: Authenticator, node: str, limits: Limits
+    ) -> None:
+        self._socket = sock
+        self._stream = FrameStream(sock)
+        self._gateway = gateway
+        self._authenticator = authenticator
+        self._node = node
+        self._limits = limits
+
+    async def serve(self) -> None:
+        """Serve until the peer leaves. Never raises for what a peer did."""
+        try:
+            caller = await self._welcome()
+            while True:
+                await self._exchange(caller)
+        except (ConnectionEnded, TimeoutError):
+            return
+        except RequestRefused as error:
+            await self._last_words(error)
+        finally:
+            self._stream.close()
+
+    async def _welcome(self) -> Caller:
+        try:
+            async with asyncio.timeout(self._limits.hello_s):
+                frame, header = await self._stream.receive()
+                if frame.kind is not Kind.HELLO or frame.payload_bytes:
+                    raise RequestRefused("a connection begins with HELLO")
+                hello = wire.decode(header, Hello)
+                version = wire.agree_version(hello.versions)
+                caller = await self._authenticate(hello)
+        except (TenancyError, Outage) as error:
+            raise RequestRefused(f"cannot authenticate now: {error}", Code.UNAVAILABLE) from error
+        welcome = Welcome(version, kvgw.__version__, self._node, str(caller.tenant), caller.default_namespace)
+        await self._stream.send(Kind.WELCOME, 0, welcome)
+        return caller
+
+    async def _authenticate(self, hello: Hello) -> Caller:
+        if hello.token is not None:
+            return await self._authenticator.token(hello.token)
+        if self._socket.family == socket.AF_UNIX:
+            raw = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
+            _, uid, _ = _PEER_CREDENTIALS.unpack(raw)
+            if uid == self._limits.owner_uid:
+                return self._authenticator.owner()
+        raise RequestRefused("a token is needed: pass one, or set KVGW_TOKEN", Code.UNAUTHENTICATED)
+
+    async def _exchange(self, caller: Caller) -> None:
+        async with asyncio.timeout(self._limits.idle_s):
+            frame, header = await self._stream.receive()
+        if frame.kind is not Kind.REQUEST or frame.payload_bytes:
+            raise RequestRefused(f"a request was expected, not a {frame.kind.name} frame")
+        exchange = _Exchange(self._stream, frame.request_id, self._limits)
+        try:
+            request = wire.decode_request(header)
+            async with asyncio.timeout(request.deadline_ms / 1000 + self._limits.grace_s):
+                await self._answer(caller, request, exchange)
+        except TimeoutError:
+            await exchange.fail(Outage("the request's deadline is over", Code.DEADLINE))
+        except KvgwError as error:
+            await exchange.fail(error)
+        except ConnectionEnded:
+            raise
+        except Exception:
+            # A bug of ours must not cost other connections anything; its trace is for the operator, not the client.
+            log.exception("a request failed in an unforeseen way")
+            await exchange.fail(Outage("the gateway failed in an unforeseen way; see its log", Code.INTERNAL))
+
+    async def _answer(self, caller: Caller, request: Request, exchange: _Exchange) -> None:
+        if isinstance(request, PutRequest):
+            reply = await self._gateway.put(caller, request, exchange)
+            await self._stream.send(Kind.DONE, exchange.request_id, reply)
+        elif isinstance(request, GetRequest):
+            found = await self._gateway.get(caller, request, exchange)
+            await self._stream.send(Kind.DONE, exchange.request_id, found)
+        else:
+            await self._stream.send(Kind.DONE, exchange.request_id, await self._gateway.answer(caller, request))
+
+    async def _last_words(self, error: RequestRefused) -> None:
+        """Say why before the connection is closed; a peer that does not listen is no reason to wait."""
+        try:
+            async with asyncio.timeout(1.0):
+                await self._stream.send(Kind.ERROR, 0, wire.failure(error))
+        except (ConnectionEnded, TimeoutError):
+            return
+
+
+class Inside(Enum):
+    """Whether a DATA frame is on its way: until it is whole, no other frame can follow it."""
+
+    NOTHING = "nothing"
+    RECEIVING = "receiving"
+    DELIVERING = "delivering"
+
+
+class _Exchange:
+    """Payload of one exchange: the source of a PUT and the sink of a GET."""
+
+    def __init__(self, stream: FrameStream, request_id: int, limits: Limits) -> None:
+        self.request_id = request_id
+        self._stream = stream
+        self._limits = limits
+        self._outstanding: list[int] = []
+        self._inside = Inside.NOTHING
+
+    async def wanted(self, indices: Sequence[int]) -> None:
+        await self._stream.send(Kind.WANTED, self.request_id, Wanted(list(indices)))
+        self._outstanding = list(indices)
+
+    async def receive(self, index: int, target: memoryview) -> None:
+        self._outstanding.remove(index)
+        self._inside = Inside.RECEIVING
+        frame, _ = await self._stream.receive()
+        if frame.kind is not Kind.DATA or frame.request_id != self.request_id or frame.index != index:
+            raise RequestRefused(f"chunk {index} was expected, not a {frame.kind.name} frame for {frame.index}")
+        if frame.offset or frame.payload_bytes != len(target):
+            raise RequestRefused(
+                f"chunk {index} came with {frame.payload_bytes} bytes at offset {frame.offset}; this format has "
+                f"{len(target)} at 0",
+                Code.LENGTH_MISMATCH,
+            )
+        await self._receive_in_time(target)
+        self._inside = Inside.NOTHING
+
+    async def _receive_in_time(self, target: memoryview) -> None:
+        """A peer that trickles its payload gives up its window after the time that a slow network would need."""
+        limit = self._limits.hello_s + len(target) / self._limits.bytes_per_second_min
+        started = time.monotonic()
+        try:
+            async with asyncio.timeout(limit):
+                await self._stream.receive_into(target)
+        except TimeoutError as error:
+            if time.monotonic() - started >= limit:
+                raise ConnectionEnded("the payload came too slowly") from error
+            raise
+
+    async def deliver(self, index: int, payload: memoryview) -> None:
+        self._inside = Inside.DELIVERING
+        await self._stream.send(Kind.DATA, self.request_id, index=index, payload=payload)
+        self._inside = Inside.NOTHING
+
+    async def fail(self, error: KvgwError) -> None:
+        """End the exchange with an error; the connection survives if it is still in step."""
+        if self._inside is Inside.DELIVERING:
+            raise ConnectionEnded("the exchange broke off inside a frame")
+        if self._inside is Inside.RECEIVING:
+            raise RequestRefused(str(error), error.code)  # the last that this connection hears
+        await self._discard_outstanding()
+        await self._stream.send(Kind.ERROR, self.request_id, wire.failure(error))
+
+    async def _discard_outstanding(self) -> None:
+        """The client is sending what it was asked for: it hears of the failure when all of that has come."""
+        scratch = memoryview(bytearray(_DISCARD_BYTES if self._outstanding else 0))
+        async with asyncio.timeout(self._limits.discard_s):
+            for _ in range(len(self._outstanding)):
+                frame, _ = await self._stream.receive()
+                left = frame.payload_bytes
+                while left:
+                    piece = min(left, len(scratch))
+                    await self._stream.receive_into(scratch[:piece])
+                    left -= piece
+        self._outstanding = []

@@ -1,0 +1,183 @@
+"""Settings: one frozen object, read from ``kvgw.toml`` and ``KVGW__SECTION__KEY`` variables, unpacked by `wiring` only.
+
+An unknown or wrong key stops the start and names itself. Variables need two underscores, so that the service links
+that Kubernetes puts into the environment (``KVGW_PORT=tcp://…``) are never taken for settings.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from kvgw.errors import KvgwError
+
+GIB: Final = 1024**3
+MIB: Final = 1024**2
+
+_VARIABLE_PREFIX: Final = "KVGW__"
+_SERVICE_LINK = re.compile(r"KVGW(_[A-Z0-9]+)*_(PORT|SERVICE_HOST|SERVICE_PORT)(_[A-Z0-9_]+)?")
+_OWN_VARIABLES: Final = frozenset({"KVGW_TOKEN", "KVGW_ENDPOINT", "KVGW_CONFIG", "KVGW_DATA"})
+
+Bytes = Annotated[int, Meta(ge=0, le=2**60)]
+
+
+class SettingsError(KvgwError):
+    """A setting that is unknown, of the wrong kind, or out of range; the sentence names it."""
+
+
+class ServerSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """Where the gateway listens."""
+
+    socket: Annotated[str, Meta(description="Unix socket; empty: kvgw.sock in the data folder.")] = ""
+    listen: Annotated[str, Meta(description="TCP address host:port of the data plane; empty: none.")] = ""
+    http: Annotated[str, Meta(description="TCP address host:port of health and metrics; empty: none.")] = (
+        "127.0.0.1:8471"
+    )
+    allow_plaintext: Annotated[bool, Meta(description="Let listen be a non-loopback address without TLS.")] = False
+    connections: Annotated[int, Meta(ge=1, le=65536, description="Client connections at once.")] = 512
+
+
+class StagingSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """Host memory."""
+
+    bytes: Annotated[int, Meta(ge=16 * MIB, le=2**50, description="Size of the staging arena.")] = 1 * GIB
+    tenants: Annotated[int, Meta(ge=1, le=10_000, description="Tenants with a guaranteed share at once.")] = 4
+    lock_memory: Annotated[bool, Meta(description="Try to lock the arena into RAM.")] = True
+
+
+class NvmeSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """The local disk tier."""
+
+    enabled: Annotated[bool, Meta(description="Keep chunks on this node's disk.")] = True
+    dir: Annotated[str, Meta(description="Folder of blobs; empty: nvme in the data folder.")] = ""
+    capacity_bytes: Annotated[int, Meta(ge=MIB, le=2**60, description="Bytes that blobs may take.")] = 64 * GIB
+    min_free_bytes: Annotated[
+        int | None, Meta(description="Free bytes to leave on the file system; none: 5 %, at most 10 GiB.")
+    ] = None
+
+
+class S3Settings(Struct, frozen=True, forbid_unknown_fields=True):
+    """The object-store tier; it is used when a bucket is named."""
+
+    bucket: Annotated[str, Meta(description="Bucket; empty: no S3 tier.")] = ""
+    prefix: Annotated[str, Meta(description="Prefix of all object names, ending in a slash; may be empty.")] = ""
+    endpoint: Annotated[str, Meta(description="URL of the S3 service; empty: AWS.")] = ""
+    region: Annotated[str, Meta(description="Region.")] = "us-east-1"
+    addressing: Annotated[Literal["auto", "path", "virtual"], Meta(description="Bucket in the path or host name.")] = (
+        "auto"
+    )
+    access_key_id: Annotated[str, Meta(description="Access key; empty: the AWS environment variables.")] = ""
+    secret_access_key_file: Annotated[str, Meta(description="File that holds the secret key.")] = ""
+    instance_credentials: Annotated[bool, Meta(description="Use the credentials of this machine or its role.")] = False
+    use_proxy: Annotated[bool, Meta(description="Let proxy variables of the environment apply to S3.")] = False
+    ca_file: Annotated[str, Meta(description="Certificate authority file; empty: the system's.")] = ""
+    allow_http: Annotated[bool, Meta(description="Let the endpoint be plain http beyond this host.")] = False
+    request_seconds: Annotated[float, Meta(gt=0, le=60, description="Limit of one request, retries included.")] = 10.0
+    connections: Annotated[int, Meta(ge=1, le=1024, description="Connections to S3 at once.")] = 32
+    checksums: Annotated[
+        Literal["when_required", "when_supported"], Meta(description="When the S3 client sends checksums.")
+    ] = "when_required"
+
+
+class CatalogSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """The SQL catalog."""
+
+    file: Annotated[str, Meta(description="SQLite file; empty: catalog.db in the data folder.")] = ""
+
+
+class DefaultSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """Policy of the namespaces that the gateway makes at its first start."""
+
+    durability: Annotated[Literal["staged", "nvme", "s3"], Meta(description="What an acknowledged PUT survives.")] = (
+        "nvme"
+    )
+    ttl_seconds: Annotated[int, Meta(ge=1, le=315_360_000, description="Life of entries without a TTL.")] = 86_400
+    max_ttl_seconds: Annotated[int, Meta(ge=1, le=315_360_000, description="Longest TTL.")] = 30 * 86_400
+
+
+class Settings(Struct, frozen=True, forbid_unknown_fields=True):
+    """All settings of a gateway."""
+
+    server: ServerSettings = ServerSettings()
+    staging: StagingSettings = StagingSettings()
+    nvme: NvmeSettings = NvmeSettings()
+    s3: S3Settings = S3Settings()
+    catalog: CatalogSettings = CatalogSettings()
+    defaults: DefaultSettings = DefaultSettings()
+    node: Annotated[
+        str, Meta(max_length=64, description="Name of this node; empty: made once, kept in the data folder.")
+    ] = ""
+
+
+def load(config: Path | None, environment: Mapping[str, str]) -> tuple[Settings, list[str]]:
+    """Read the settings, and notes worth showing. Raises `SettingsError` naming the key and where it came from."""
+    document: dict[str, object] = {}
+    if config is not None:
+        document = _read_file(config)
+    notes = _apply_environment(document, environment)
+    try:
+        settings = msgspec.convert(document, Settings, strict=False)
+    except msgspec.ValidationError as error:
+        raise SettingsError(
+            f"wrong setting: {error} (in {config or 'the environment'} or a KVGW__ variable)"
+        ) from error
+    if settings.defaults.ttl_seconds > settings.defaults.max_ttl_seconds:
+        raise SettingsError(
+            f"defaults.ttl_seconds {settings.defaults.ttl_seconds} is above defaults.max_ttl_seconds "
+            f"{settings.defaults.max_ttl_seconds}"
+        )
+    return settings, notes
+
+
+def _read_file(config: Path) -> dict[str, object]:
+    try:
+        with config.open("rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise SettingsError(f"the settings file {config} cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"the settings file {config} is not TOML: {error}") from error
+
+
+def _apply_environment(document: dict[str, object], environment: Mapping[str, str]) -> list[str]:
+    """Put ``KVGW__SECTION__KEY`` variables over the document; notes about variables that look like ours."""
+    notes: list[str] = []
+    for name, value in sorted(environment.items()):
+        if name.startswith(_VARIABLE_PREFIX):
+            path = name.removeprefix(_VARIABLE_PREFIX).lower().split("__")
+            target = document
+            for part in path[:-1]:
+                inner = target.setdefault(part, {})
+                if not isinstance(inner, dict):
+                    raise SettingsError(f"the variable {name} names a key inside {part!r}, which is not a section")
+                target = inner
+            target[path[-1]] = _plain(value)
+        elif name.startswith("KVGW_") and name not in _OWN_VARIABLES:
+            if _SERVICE_LINK.fullmatch(name) is None:
+                raise SettingsError(
+                    f"the variable {name} is unknown; settings are written KVGW__SECTION__KEY with two underscores"
+                )
+            notes.append(
+                f"{name} looks like a Kubernetes service link and is ignored "
+                "(enableServiceLinks: false in the pod keeps it away)"
+            )
+    return notes
+
+
+def _plain(value: str) -> str | bool:
+    return {"true": True, "false": False}.get(value.lower(), value)
+
+
+def default_data_dir(environment: Mapping[str, str] = os.environ) -> Path:
+    """The data folder when none is named: ``$KVGW_DATA``, else ``kvgw`` in the user's data folder."""
+    if environment.get("KVGW_DATA"):
+        return Path(environment["KVGW_DATA"]).absolute()
+    base = environment.get("XDG_DATA_HOME") or Path(environment.get("HOME") or ".") / ".local" / "share"
+    return (Path(base) / "kvgw").absolute()

@@ -1,0 +1,117 @@
+"""Making room: which clean, unused residents have to go, and in which order.
+
+Between owners fairness decides, within an owner the policy: the owner of most bytes gives first, so that whoever is
+over its share is evicted before anybody within it, and a tenant that churns cannot push out those that hold less.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from uuid import UUID
+
+from storage.arena import Slot, Zone, size_class
+from storage.policy import EvictionPolicy
+from storage.resident import Resident
+
+
+class Eviction:
+    """The candidates of one zone."""
+
+    def __init__(self, zone: Zone, policy: EvictionPolicy, evict: Callable[[Resident], None]) -> None:
+        """`evict` frees a candidate's slot, having withdrawn it here."""
+        self.evicted = 0
+        self.policy = policy
+        self._zone = zone
+        self._evict = evict
+        self._candidates: dict[str, Resident] = {}
+        self._candidate_bytes: Counter[UUID] = Counter()
+        self._owned_bytes: Counter[UUID] = Counter()
+        self._walls: dict[int, int] = {}  # offset → length of every slot that is not a candidate
+
+    @property
+    def candidate_bytes(self) -> int:
+        """Bytes that could be evicted now."""
+        return self._candidate_bytes.total()
+
+    def born(self, resident: Resident) -> None:
+        """A slot of `make_room` has become a resident, and is used."""
+        _add(self._owned_bytes, resident.owner, resident.slot.reserved_bytes)
+        self._walls[resident.slot.offset] = resident.slot.reserved_bytes
+
+    def died(self, resident: Resident) -> None:
+        """A resident that is no candidate has given its slot back."""
+        _add(self._owned_bytes, resident.owner, -resident.slot.reserved_bytes)
+        del self._walls[resident.slot.offset]
+
+    def offer(self, resident: Resident) -> None:
+        """A clean resident is not used any more."""
+        self._candidates[resident.name] = resident
+        del self._walls[resident.slot.offset]
+        _add(self._candidate_bytes, resident.owner, resident.slot.reserved_bytes)
+
+    def withdraw(self, resident: Resident) -> None:
+        """A candidate is used again, dirty, or gone."""
+        del self._candidates[resident.name]
+        self._walls[resident.slot.offset] = resident.slot.reserved_bytes
+        _add(self._candidate_bytes, resident.owner, -resident.slot.reserved_bytes)
+
+    def make_room(self, nbytes: int) -> Slot | None:
+        """A slot of `nbytes`, by as little eviction as gets it. None, and nothing evicted, when it cannot be had.
+
+        Victims go in fair order until the slot fits. When twice the wanted bytes were not enough, the free ones are
+        too scattered; then the shortest run that can be cleared as a whole is, whatever lies in it.
+        """
+        slot = self._zone.allocate(nbytes)
+        wanted = size_class(nbytes)
+        if slot is not None or self._zone.free_bytes + self.candidate_bytes < wanted:
+            return slot
+        victim = self._next_victim()
+        # A victim at least as large makes room for certain; that is the common case, so no run is looked for.
+        if victim is None or (victim.slot.reserved_bytes < wanted and self._shortest_run(wanted) is None):
+            return None
+        freed = 0
+        while slot is None and victim is not None and freed < 2 * wanted:
+            freed += victim.slot.reserved_bytes
+            self._drop(victim)
+            slot = self._zone.allocate(nbytes)
+            victim = self._next_victim()
+        if slot is None:
+            self._clear(self._shortest_run(wanted))
+            slot = self._zone.allocate(nbytes)
+        assert slot is not None, f"a run of {wanted} free bytes vanished"
+        return slot
+
+    def _next_victim(self) -> Resident | None:
+        if not self._candidates:
+            return None
+        owner = max(self._candidate_bytes, key=self._owned_bytes.__getitem__)
+        names = (name for name in self.policy.victims(owner) if name in self._candidates)
+        return self._candidates[next(names)]
+
+    def _shortest_run(self, wanted: int) -> range | None:
+        """The shortest run of free and evictable bytes, as offsets, that is long enough."""
+        end = self._zone.offset + self._zone.capacity_bytes
+        best: range | None = None
+        start = self._zone.offset
+        for offset, length in [*sorted(self._walls.items()), (end, 0)]:
+            if offset - start >= wanted and (best is None or offset - start < len(best)):
+                best = range(start, offset)
+            start = offset + length
+        return best
+
+    def _clear(self, run: range | None) -> None:
+        assert run is not None, "eviction cannot shorten a run of free and evictable bytes"
+        for resident in [resident for resident in self._candidates.values() if resident.slot.offset in run]:
+            self._drop(resident)
+
+    def _drop(self, resident: Resident) -> None:
+        self.evicted += 1
+        self._evict(resident)
+
+
+def _add(counter: Counter[UUID], tenant: UUID, nbytes: int) -> None:
+    """Add, and forget a tenant at zero: counters are bounded by the tenants that have something."""
+    counter[tenant] += nbytes
+    if not counter[tenant]:
+        del counter[tenant]

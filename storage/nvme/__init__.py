@@ -1,0 +1,17 @@
+"""Blobs as files in a folder of this node: one file per blob, written whole or not at all.
+
+options   what the operator sets
+opening   the checks of a folder before it is used
+owner     one process per folder, named to whoever comes second
+tree      directories below the folder, reached without following a symbolic link
+listing   what lies in it
+files     the blocking file operations
+space     how much is used, how much is being written, and whether the disk still takes more
+tier      the tier: one hop to a worker thread per call
+"""
+
+from storage.nvme.options import NvmeOptions
+from storage.nvme.space import NvmeState, NvmeStatistics
+from storage.nvme.tier import NvmeTier
+
+__all__ = ["NvmeOptions", "NvmeState", "NvmeStatistics", "NvmeTier"]

@@ -1,0 +1,166 @@
+"""The residents of a zone: their states, who is charged for them, and their slots. Synchronous, no I/O.
+
+Each public method is one transition; after it the books are right: bytes by state, the tenants' charges, the
+candidates for eviction. `storage.pool` decides who may have one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from uuid import UUID
+
+from storage.arena import Zone
+from storage.eviction import Eviction
+from storage.policy import EvictionPolicy
+from storage.resident import Grip, Part, Resident, State
+from storage.shares import Ledger
+
+
+class Residents:
+    """All residents, found by name or not."""
+
+    def __init__(self, zone: Zone, policy: EvictionPolicy, used: Ledger, unclean: Ledger) -> None:
+        """`used` is charged for all that cannot be evicted, `unclean` for drafts and dirty residents."""
+        self.bytes_in: Counter[State] = Counter()
+        """Reserved bytes by state."""
+        self.eviction = Eviction(zone, policy, self.forget)
+        self._zone = zone
+        self._policy = policy
+        self._used = used
+        self._unclean = unclean
+        self._found: dict[str, Resident] = {}
+        self._dirty: dict[str, None] = {}
+
+    def __len__(self) -> int:
+        """How many can be found by name."""
+        return len(self._found)
+
+    def find(self, name: str) -> Resident | None:
+        """The resident of this name that is filling, clean or dirty."""
+        return self._found.get(name)
+
+    def dirty_names(self) -> list[str]:
+        """Names of dirty residents, those dirty for longest first."""
+        return list(self._dirty)
+
+    def add(self, name: str, owner: UUID, nbytes: int, state: State) -> Resident | None:
+        """A new draft, or a filling one, which can be found at once; None without room. It needs a grip next."""
+        slot = self.eviction.make_room(nbytes)
+        if slot is None:
+            return None
+        resident = Resident(name, owner, slot, state)
+        self.bytes_in[state] += slot.reserved_bytes
+        self.eviction.born(resident)
+        if state is State.DRAFT:
+            self._unclean.charge(owner, slot.reserved_bytes)
+        else:
+            self._found[name] = resident
+        return resident
+
+    def grip(self, resident: Resident, tenant: UUID, part: Part) -> Grip:
+        """A bracket begins."""
+        grip = Grip(resident, tenant, part, was_resident=resident.is_whole)
+        resident.grips[grip] = None
+        self._use(resident, tenant)
+        if resident.state is State.CLEAN:
+            self._policy.touch(resident.name)
+        return grip
+
+    def ungrip(self, grip: Grip) -> None:
+        """A bracket ends; with the last one of a resident that is gone, its slot is free."""
+        del grip.resident.grips[grip]
+        self._unuse(grip.resident, grip.tenant)
+
+    def publish(self, draft: Resident, *, dirty: bool) -> None:
+        """A draft can be found from now on. Raises `ValueError` when its name is taken."""
+        assert draft.state is State.DRAFT, f"{draft.name} is {draft.state.value}, not a draft"
+        if draft.name in self._found:
+            raise ValueError(f"{draft.name} is in staging already: the name of a blob is used once")
+        self._found[draft.name] = draft
+        if dirty:
+            self._become_dirty(draft)
+        else:
+            self._unclean.discharge(draft.owner, draft.slot.reserved_bytes)
+            self._become_clean(draft)
+
+    def complete(self, resident: Resident) -> None:
+        """A filling one is whole. One that was dropped meanwhile stays gone: good only for those who have a grip."""
+        if resident.state is State.FILLING:
+            self._become_clean(resident)
+
+    def settle(self, resident: Resident) -> None:
+        """A dirty one becomes clean."""
+        assert resident.state is State.DIRTY, f"{resident.name} is {resident.state.value}, not dirty"
+        self._become_clean(resident)
+        self._no_longer_dirty(resident)
+
+    def soil(self, resident: Resident) -> None:
+        """A clean one becomes dirty."""
+        assert resident.state is State.CLEAN, f"{resident.name} is {resident.state.value}, not clean"
+        self._policy.remove(resident.name)
+        self._unclean.charge(resident.owner, resident.slot.reserved_bytes)
+        self._become_dirty(resident)
+
+    def forget(self, resident: Resident) -> None:
+        """Nobody finds it from now on; its slot is free as soon as nobody has a grip. Gone already is no error."""
+        was = resident.state
+        if was is State.GONE:
+            return
+        if was is State.DRAFT:
+            self._unclean.discharge(resident.owner, resident.slot.reserved_bytes)
+        else:
+            del self._found[resident.name]
+        if was is State.CLEAN:
+            self._policy.remove(resident.name)
+            if not resident.uses:
+                self.eviction.withdraw(resident)
+        self._move(resident, State.GONE)
+        if was is State.DIRTY:
+            self._no_longer_dirty(resident)
+        elif not resident.uses:
+            self._free(resident)
+
+    def _become_clean(self, resident: Resident) -> None:
+        self._move(resident, State.CLEAN)
+        self._policy.admit(resident.name, resident.owner)
+
+    def _become_dirty(self, resident: Resident) -> None:
+        self._use(resident, resident.owner)
+        self._move(resident, State.DIRTY)
+        self._dirty[resident.name] = None
+
+    def _no_longer_dirty(self, resident: Resident) -> None:
+        del self._dirty[resident.name]
+        self._unclean.discharge(resident.owner, resident.slot.reserved_bytes)
+        self._unuse(resident, resident.owner)
+
+    def _move(self, resident: Resident, state: State) -> None:
+        self.bytes_in[resident.state] -= resident.slot.reserved_bytes
+        self.bytes_in[state] += resident.slot.reserved_bytes
+        resident.state = state
+
+    def _use(self, resident: Resident, tenant: UUID) -> None:
+        if resident.state is State.CLEAN and not resident.uses:
+            self.eviction.withdraw(resident)
+        resident.uses[tenant] += 1
+        if resident.uses[tenant] == 1:
+            self._used.charge(tenant, resident.slot.reserved_bytes)
+
+    def _unuse(self, resident: Resident, tenant: UUID) -> None:
+        resident.uses[tenant] -= 1
+        if resident.uses[tenant]:
+            return
+        del resident.uses[tenant]
+        self._used.discharge(tenant, resident.slot.reserved_bytes)
+        if resident.uses:
+            return
+        if resident.state is State.GONE:
+            self._free(resident)
+        else:
+            assert resident.state is State.CLEAN, f"{resident.name} is {resident.state.value} and nobody's"
+            self.eviction.offer(resident)
+
+    def _free(self, resident: Resident) -> None:
+        self.bytes_in[State.GONE] -= resident.slot.reserved_bytes
+        self.eviction.died(resident)
+        self._zone.free(resident.slot)

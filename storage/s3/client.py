@@ -1,0 +1,99 @@
+"""Making an S3 client: it talks to its endpoint and nothing else, and takes no setting from the environment unasked."""
+
+from __future__ import annotations
+
+import functools
+import ipaddress
+import os
+import socket
+from types import SimpleNamespace
+from typing import cast
+
+import aiohttp
+from aiobotocore.config import AioConfig
+from aiobotocore.httpsession import AIOHTTPSession
+from aiobotocore.session import AioSession, ClientCreatorContext
+from aiohttp.abc import ResolveResult
+
+from storage.s3.api import S3Client
+from storage.s3.options import S3Options
+
+
+class DirectHttp(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no types
+    """HTTP that follows no redirect: a signed request, its token and its body go to the endpoint or nowhere."""
+
+    async def _get_session(self, proxy_url: str | None) -> SimpleNamespace:
+        session = await super()._get_session(proxy_url)
+        return SimpleNamespace(request=functools.partial(session.request, allow_redirects=False))
+
+
+class PublicResolver(aiohttp.ThreadedResolver):
+    """Names that resolve to a link-local address are refused: metadata services live there, S3 does not."""
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        found = await super().resolve(host, port, family)
+        for result in found:
+            if ipaddress.ip_address(result["host"].partition("%")[0]).is_link_local:
+                raise OSError(f"{host} resolves to the link-local address {result['host']}")
+        return found
+
+
+def client_context(options: S3Options) -> ClientCreatorContext:
+    """The context manager of a client for `options`; entering it yields an `S3Client`. No request is made.
+
+    Only `instance_credentials` makes entering it read the environment, shared files or the metadata service.
+    """
+    session = AioSession() if options.instance_credentials else AioSession(session_vars=_NO_FILES)
+    return session.create_client(
+        "s3",
+        region_name=options.region,
+        endpoint_url=options.endpoint_url,
+        aws_access_key_id=options.access_key_id,
+        aws_secret_access_key=options.secret_access_key,
+        aws_session_token=options.session_token,
+        verify=str(options.ca_file) if options.ca_file and options.verify_tls else options.verify_tls,
+        config=_config(options),
+    )
+
+
+def prepared(client: object, options: S3Options) -> S3Client:
+    """The client with its hooks: no redirect to another region's endpoint, and the bucket's owner named."""
+
+    def prepare(params: dict[str, str], model: object, context: dict[str, object], event_name: str) -> None:
+        redirect = context.get("s3_redirect")
+        if isinstance(redirect, dict):
+            redirect["redirected"] = True  # botocore's redirector does at most one: let it think that it was
+        if options.expected_bucket_owner is not None:
+            params["ExpectedBucketOwner"] = options.expected_bucket_owner
+
+    client.meta.events.register("before-parameter-build.s3", prepare)  # type: ignore[attr-defined]
+    return cast("S3Client", client)
+
+
+_NO_FILES = {
+    # name: (key in the file, environment variable, default, conversion)
+    "profile": (None, None, None, None),
+    "config_file": (None, None, os.devnull, None),
+    "credentials_file": (None, None, os.devnull, None),
+}
+
+
+def _config(options: S3Options) -> AioConfig:
+    return AioConfig(
+        http_session_cls=DirectHttp,
+        connector_args={"resolver": PublicResolver()},
+        # An empty mapping means none; without a mapping botocore takes those that the environment names.
+        proxies=None if options.use_proxy else {},
+        signature_version="s3v4",
+        s3={"addressing_style": options.addressing_style, "payload_signing_enabled": not options.encrypted},
+        request_checksum_calculation=options.checksums,
+        response_checksum_validation=options.checksums,
+        retries={"mode": "standard", "total_max_attempts": options.attempts_max},
+        connect_timeout=options.connect_timeout_s,
+        read_timeout=options.request_timeout_s,
+        max_pool_connections=options.connections_max,
+        defaults_mode="legacy",
+        ignore_configured_endpoint_urls=True,
+    )

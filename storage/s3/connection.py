@@ -1,0 +1,54 @@
+"""One request at a time limit: the bracket around every call to S3."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import aiohttp
+from botocore.exceptions import BotoCoreError, ClientError
+
+from storage.errors import TierUnavailable
+from storage.s3.api import S3Client
+from storage.s3.client import client_context, prepared
+from storage.s3.errors import translated
+from storage.s3.options import S3Options
+
+
+class S3Connection:
+    """A client made when it is first needed, since instance credentials may take time to be had."""
+
+    def __init__(self, options: S3Options) -> None:
+        self.options = options
+        self._client: S3Client | None = None
+        self._making = asyncio.Lock()
+        self._stack = AsyncExitStack()
+        self._closed = False
+
+    @asynccontextmanager
+    async def request(self, act: str) -> AsyncIterator[S3Client]:
+        """The client, for one request with all its retries within the time limit.
+
+        `act` completes the sentence "could not …". Foreign errors leave as `StorageError`.
+        """
+        try:
+            async with asyncio.timeout(self.options.request_timeout_s):
+                yield await self.connected()
+        except (TimeoutError, BotoCoreError, ClientError, aiohttp.ClientError) as error:
+            raise translated(error, self.options, act) from error
+
+    async def connected(self) -> S3Client:
+        """Make the client unless there is one. Needs no connection; raises botocore's errors."""
+        async with self._making:
+            if self._closed:
+                raise TierUnavailable(f"the S3 tier of {self.options.place} is closed")
+            if self._client is None:
+                client = await self._stack.enter_async_context(client_context(self.options))
+                self._client = prepared(client, self.options)
+            return self._client
+
+    async def aclose(self) -> None:
+        self._closed = True
+        self._client = None
+        await self._stack.aclose()

@@ -1,0 +1,159 @@
+"""Rows that are born when a PUT commits: chunks with their placements, entries, labels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, delete, insert
+
+from tenancy.model import DURABILITIES, Node, Scope
+from tenancy.schema import chunk, entry, entry_label, owned, placement
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a PUT asks: an ordered chain of keys under one format, all of one length."""
+
+    scope: Scope
+    format_id: int
+    entry_keys: tuple[bytes, ...]
+    parents: tuple[bytes | None, ...]
+    """Entry key before each key in its chain."""
+    depth: int
+    tokens: int
+    sealed_length: int
+    ttl_ms: int
+    durability: str
+    label_macs: tuple[bytes, ...]
+    writer: str
+    tiers: tuple[tuple[str, str], ...]
+    """Tiers that every new chunk is meant for, each with its node ("" where a tier has none)."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewChunk:
+    """A sealed chunk, whose bytes are where `written` says, ready to be announced."""
+
+    index: int
+    blob_id: bytes
+    chunk_id: bytes
+    salt: bytes
+    tag_root: bytes
+    epoch: int
+    seg_log2: int
+    length: int
+    created_ms: int
+    written: frozenset[str]
+    """Tiers that already hold the blob durably."""
+    object_name: str
+
+
+def insert_chunks(connection: Connection, batch: Batch, node: Node, chunks: Sequence[NewChunk], now_ms: int) -> None:
+    """Insert chunks and one placement per tier: ``ok`` where the bytes are already, else ``due``."""
+    if not chunks:
+        return
+    owner = _owner(batch.scope)
+    connection.execute(
+        insert(chunk),
+        [
+            {
+                **owner,
+                "blob_id": new.blob_id,
+                "format_id": batch.format_id,
+                "chunk_id": new.chunk_id,
+                "salt": new.salt,
+                "tag_root": new.tag_root,
+                "epoch": new.epoch,
+                "seg_log2": new.seg_log2,
+                "length": new.length,
+                "sealed_length": batch.sealed_length,
+                "created_ms": new.created_ms,
+                "home_node": node.node,
+                "home_boot": node.boot,
+                "durability": _reached(new.written),
+                "state": "live",
+            }
+            for new in chunks
+        ],
+    )
+    connection.execute(
+        insert(placement),
+        [
+            {
+                **owner,
+                "blob_id": new.blob_id,
+                "tier": tier,
+                "node": tier_node,
+                "object": new.object_name,
+                "offset": 0,
+                "length": batch.sealed_length,
+                "state": "ok" if tier in new.written else "due",
+                "owner": None,
+                "lease_ms": None,
+                "not_before_ms": now_ms,
+                "attempts": 0,
+                "updated_ms": now_ms,
+            }
+            for new in chunks
+            for tier, tier_node in batch.tiers
+        ],
+    )
+
+
+def insert_entries(connection: Connection, batch: Batch, blob_of: Mapping[int, bytes], now_ms: int) -> None:
+    """Insert entries: batch index → blob id. This is the moment in which they become visible."""
+    if not blob_of:
+        return
+    connection.execute(
+        insert(entry),
+        [
+            {
+                **_owner(batch.scope),
+                "format_id": batch.format_id,
+                "entry_key": batch.entry_keys[index],
+                "blob_id": blob_id,
+                "parent": batch.parents[index],
+                "depth": batch.depth + index,
+                "tokens": batch.tokens,
+                "ttl_ms": batch.ttl_ms,
+                "expires_ms": now_ms + batch.ttl_ms,
+                "created_ms": now_ms,
+                "last_hit_ms": now_ms,
+                "hits": 0,
+                "writer": batch.writer,
+            }
+            for index, blob_id in blob_of.items()
+        ],
+    )
+    attach_labels(connection, batch, [batch.entry_keys[index] for index in blob_of])
+
+
+def attach_labels(connection: Connection, batch: Batch, keys: Sequence[bytes]) -> None:
+    """Attach the batch's labels to entries that exist; a label that is there already stays."""
+    if not batch.label_macs or not keys:
+        return
+    connection.execute(
+        delete(entry_label).where(
+            *owned(entry_label, batch.scope),
+            entry_label.c.format_id == batch.format_id,
+            entry_label.c.label_mac.in_(batch.label_macs),
+            entry_label.c.entry_key.in_(keys),
+        )
+    )
+    connection.execute(
+        insert(entry_label),
+        [
+            {**_owner(batch.scope), "label_mac": mac, "format_id": batch.format_id, "entry_key": key}
+            for mac in batch.label_macs
+            for key in keys
+        ],
+    )
+
+
+def _reached(written: frozenset[str]) -> str:
+    return max(written, key=DURABILITIES.index, default="staged")
+
+
+def _owner(scope: Scope) -> dict[str, object]:
+    return {"tenant_id": scope.tenant, "namespace_id": scope.namespace}

@@ -1,0 +1,223 @@
+"""The catalog: decides what may be reused, by whom, and until when. One transaction and one statement per batch.
+
+A thin face over the transaction bodies of this package; each method is one of them, run in the database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from uuid import UUID
+
+from tenancy import (
+    eviction,
+    formats,
+    placements,
+    processes,
+    putting,
+    registry,
+    sweep,
+    usage,
+    visible,
+)
+from tenancy.births import Batch, NewChunk
+from tenancy.engine import Database
+from tenancy.eviction import Candidate
+from tenancy.formats import FormatDescription
+from tenancy.model import FormatRow, FoundChunk, Namespace, Node, Scope, Usage
+from tenancy.placements import DueWrite
+from tenancy.putting import Committed, Reserved
+from tenancy.registry import KeyRow, Policy, TokenRow
+from tenancy.sweep import DoomedPlacement
+
+
+class Catalog:
+    """Every question and change of state, asked by one gateway process. Raises `CatalogUnavailable`."""
+
+    def __init__(self, database: Database, node: Node) -> None:
+        self._database = database
+        self.node = node
+
+    # Who and where
+
+    async def namespace(self, tenant: UUID, name: str) -> Namespace | None:
+        return await self._database.read(partial(registry.find_namespace, tenant_id=tenant, name=name))
+
+    async def namespaces(self, tenant: UUID) -> list[Namespace]:
+        return await self._database.read(partial(registry.namespaces, tenant_id=tenant))
+
+    async def tenants(self) -> list[tuple[UUID, str]]:
+        return await self._database.read(registry.tenants)
+
+    async def tenant(self, name: str) -> UUID | None:
+        return await self._database.read(partial(registry.find_tenant, name=name))
+
+    async def create_tenant(self, tenant: UUID, name: str, now_ms: int) -> None:
+        await self._database.write(partial(registry.create_tenant, tenant_id=tenant, name=name, now_ms=now_ms))
+
+    async def create_namespace(
+        self, scope: Scope, name: str, policy: Policy, keys: list[KeyRow], now_ms: int
+    ) -> None:
+        await self._database.write(
+            partial(registry.create_namespace, scope=scope, name=name, policy=policy, keys=keys, now_ms=now_ms)
+        )
+
+    async def wrapped_keys(self, scope: Scope) -> list[KeyRow]:
+        return await self._database.read(partial(registry.wrapped_keys, scope=scope))
+
+    async def add_token(self, row: TokenRow, now_ms: int) -> None:
+        await self._database.write(partial(registry.add_token, row=row, now_ms=now_ms))
+
+    async def token(self, token_id: str) -> TokenRow | None:
+        return await self._database.read(partial(registry.find_token, token_id=token_id))
+
+    async def revoke_token(self, tenant: UUID, token_id: str, now_ms: int) -> bool:
+        return await self._database.write(
+            partial(registry.revoke_token, tenant_id=tenant, token_id=token_id, now_ms=now_ms)
+        )
+
+    # Formats
+
+    async def format(self, scope: Scope, fingerprint: bytes) -> FormatRow | None:
+        return await self._database.read(partial(formats.find, scope=scope, fingerprint=fingerprint))
+
+    async def register_format(self, scope: Scope, description: FormatDescription, now_ms: int) -> FormatRow | None:
+        return await self._database.write(
+            partial(formats.register, scope=scope, description=description, now_ms=now_ms)
+        )
+
+    # Reading
+
+    async def lookup(
+        self, scope: Scope, format_ids: Sequence[int], entry_keys: Sequence[bytes], now_ms: int
+    ) -> dict[bytes, FoundChunk]:
+        return await self._database.read(
+            lambda connection: visible.lookup(connection, scope, format_ids, entry_keys, self.node, now_ms)
+        )
+
+    async def extend(
+        self, scope: Scope, format_id: int, entry_keys: Sequence[bytes], ttl_ms: int | None, now_ms: int
+    ) -> int:
+        return await self._database.write(
+            lambda connection: usage.extend(connection, scope, format_id, entry_keys, ttl_ms, now_ms)
+        )
+
+    async def record_hits(self, scope: Scope, hits: Sequence[tuple[int, bytes, int, int]]) -> None:
+        await self._database.write(partial(usage.record_hits, scope=scope, hits=hits))
+
+    async def usage(self, scope: Scope) -> tuple[Usage, int, int, int]:
+        return await self._database.read(partial(usage.namespace_usage, scope=scope))
+
+    async def counted_rows(self, scope: Scope) -> Usage:
+        return await self._database.read(partial(usage.counted_rows, scope=scope))
+
+    # Writing
+
+    async def reserve(self, batch: Batch, reservation_id: bytes, lease_until_ms: int, now_ms: int) -> Reserved:
+        return await self._database.write(
+            lambda connection: putting.reserve(connection, batch, self.node, reservation_id, lease_until_ms, now_ms)
+        )
+
+    async def commit(self, batch: Batch, reservation_id: bytes, chunks: Sequence[NewChunk], now_ms: int) -> Committed:
+        return await self._database.write(
+            lambda connection: putting.commit(connection, batch, self.node, reservation_id, chunks, now_ms)
+        )
+
+    async def abort(self, scope: Scope, reservation_id: bytes) -> None:
+        await self._database.write(partial(putting.abort, scope=scope, reservation_id=reservation_id))
+
+    async def reclaim_expired(self, scope: Scope, now_ms: int) -> int:
+        return await self._database.write(partial(putting.reclaim_expired, scope=scope, now_ms=now_ms))
+
+    # Ending
+
+    async def delete_keys(
+        self, scope: Scope, format_id: int, entry_keys: Sequence[bytes], now_ms: int
+    ) -> tuple[int, list[bytes]]:
+        return await self._database.write(
+            lambda connection: sweep.delete_keys(connection, scope, format_id, entry_keys, now_ms)
+        )
+
+    async def expire(self, scope: Scope, now_ms: int, limit: int) -> tuple[int, list[bytes]]:
+        return await self._database.write(partial(sweep.expire, scope=scope, now_ms=now_ms, limit=limit))
+
+    async def doomed(self, scope: Scope, now_ms: int, limit: int) -> list[DoomedPlacement]:
+        return await self._database.read(partial(sweep.doomed, scope=scope, node=self.node, now_ms=now_ms, limit=limit))
+
+    async def purge(self, scope: Scope, gone: Sequence[DoomedPlacement], limit: int) -> int:
+        return await self._database.write(partial(sweep.purge, scope=scope, node=self.node, gone=gone, limit=limit))
+
+    async def forget_tombstones(self, scope: Scope, before_ms: int) -> int:
+        return await self._database.write(partial(sweep.forget_tombstones, scope=scope, before_ms=before_ms))
+
+    async def lose_unplaced(self, scope: Scope, now_ms: int) -> tuple[int, list[bytes]]:
+        return await self._database.write(partial(sweep.lose_unplaced, scope=scope, node=self.node, now_ms=now_ms))
+
+    async def eviction_candidates(self, scope: Scope, limit: int) -> list[Candidate]:
+        return await self._database.read(
+            partial(eviction.eviction_candidates, scope=scope, node=self.node, limit=limit)
+        )
+
+    async def evict_nvme(self, scope: Scope, blob_ids: Sequence[bytes], now_ms: int) -> list[bytes]:
+        return await self._database.write(
+            partial(eviction.evict_nvme, scope=scope, node=self.node, blob_ids=blob_ids, now_ms=now_ms)
+        )
+
+    # Placements
+
+    async def claim_due(self, scope: Scope, lease_until_ms: int, now_ms: int, limit: int) -> list[DueWrite]:
+        return await self._database.write(
+            lambda connection: placements.claim_due(connection, scope, self.node, lease_until_ms, now_ms, limit)
+        )
+
+    async def finish_writes(self, scope: Scope, done: Sequence[DueWrite], now_ms: int) -> set[bytes]:
+        return await self._database.write(
+            partial(placements.finish_writes, scope=scope, node=self.node, done=done, now_ms=now_ms)
+        )
+
+    async def postpone_writes(self, scope: Scope, failed: Sequence[DueWrite], not_before_ms: int, now_ms: int) -> None:
+        await self._database.write(
+            lambda connection: placements.postpone_writes(connection, scope, self.node, failed, not_before_ms, now_ms)
+        )
+
+    async def drop_writes(self, scope: Scope, lost: Sequence[DueWrite], now_ms: int) -> list[bytes]:
+        return await self._database.write(partial(placements.drop_writes, scope=scope, lost=lost, now_ms=now_ms))
+
+    async def outstanding(self, scope: Scope, blob_ids: Sequence[bytes]) -> set[bytes]:
+        return await self._database.read(partial(placements.outstanding, scope=scope, blob_ids=blob_ids))
+
+    async def outbox_length(self, scope: Scope) -> dict[str, tuple[int, int, int]]:
+        return await self._database.read(partial(placements.outbox_length, scope=scope))
+
+    async def promote(self, scope: Scope, blob_ids: Sequence[bytes], now_ms: int) -> set[bytes]:
+        return await self._database.write(
+            partial(placements.promote, scope=scope, node=self.node, blob_ids=blob_ids, now_ms=now_ms)
+        )
+
+    async def known_objects(self, scope: Scope, tier: str, node: str, blob_ids: Sequence[bytes]) -> set[bytes]:
+        return await self._database.read(
+            partial(placements.known_objects, scope=scope, tier=tier, node=node, blob_ids=blob_ids)
+        )
+
+    async def quarantine(self, scope: Scope, blob_id: bytes, tier: str, node: str, now_ms: int) -> list[bytes]:
+        """Nobody reads this placement again; if it was the chunk's last hope its entries end: unneeded blobs."""
+
+        def body(connection):  # type: ignore[no-untyped-def]  # a SQLAlchemy connection
+            placements.quarantine(connection, scope, blob_id, tier, node, now_ms)
+            return placements.abandon_unreadable(connection, scope, blob_id, now_ms)
+
+        return await self._database.write(body)
+
+    # This process
+
+    async def announce(self, version: str, now_ms: int) -> None:
+        await self._database.write(partial(processes.announce, node=self.node, version=version, now_ms=now_ms))
+
+    async def heartbeat(self, now_ms: int) -> None:
+        await self._database.write(partial(processes.heartbeat, node=self.node, now_ms=now_ms))
+
+    async def leave(self) -> None:
+        await self._database.write(partial(processes.leave, node=self.node))
+
+    async def high_water_ms(self) -> int:
+        return await self._database.read(processes.high_water_ms)

