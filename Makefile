@@ -13,7 +13,7 @@ STAMP := $(VENV)/.installed
 LOCKS := requirements/dev.lock requirements/torch.lock
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --no-compile
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -rs $(PYTEST_ARGS)
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -rs $(PYTEST_ARGS)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test test-all demo lint types clean

@@ -103,18 +103,13 @@ def holder(path: Path) -> str | None:
         os.close(lock)
 
 
-def _prepare(path: Path) -> None:
-    if not path.is_absolute():
-        raise SettingsError(f"the data folder {path} is not an absolute path")
+def check_folder(path: Path) -> None:
+    """Raises `SettingsError` unless the folder is this user's and nobody else's."""
     uid = os.geteuid()
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = path.stat()
     except OSError as error:
-        raise SettingsError(
-            f"the data folder {path} cannot be made or read by uid {uid}: {error.strerror}; "
-            "make it, or name another with --data"
-        ) from error
+        raise SettingsError(f"the data folder {path} cannot be read by uid {uid}: {error.strerror}") from error
     if status.st_uid != uid:
         raise SettingsError(
             f"the data folder {path} belongs to uid {status.st_uid}, but this process runs as uid {uid}; "
@@ -124,6 +119,19 @@ def _prepare(path: Path) -> None:
         raise SettingsError(
             f"the data folder {path} is open to others (mode {stat.S_IMODE(status.st_mode):04o}); chmod 700 it"
         )
+
+
+def _prepare(path: Path) -> None:
+    if not path.is_absolute():
+        raise SettingsError(f"the data folder {path} is not an absolute path")
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingsError(
+            f"the data folder {path} cannot be made by uid {os.geteuid()}: {error.strerror}; "
+            "make it, or name another with --data"
+        ) from error
+    check_folder(path)
 
 
 def _open_lock(path: Path) -> int:

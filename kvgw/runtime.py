@@ -77,7 +77,7 @@ class ThreadWorkers:
         handed_over = [work]
         del work
         # The thread lets go of `work`, and of the memory that it closes over, before its result can be seen here.
-        future = asyncio.get_running_loop().run_in_executor(self._pool, lambda: handed_over.pop()())
+        future = asyncio.get_running_loop().run_in_executor(self._pool, lambda: handed_over.pop()())  # noqa: PLW0108  # popped when it runs
         return await finish(future)
 
     def close(self) -> None:

@@ -49,7 +49,6 @@ class StagingSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
     bytes: Annotated[int, Meta(ge=16 * MIB, le=2**50, description="Size of the staging arena.")] = 1 * GIB
     tenants: Annotated[int, Meta(ge=1, le=10_000, description="Tenants with a guaranteed share at once.")] = 4
-    lock_memory: Annotated[bool, Meta(description="Try to lock the arena into RAM.")] = True
 
 
 class NvmeSettings(Struct, frozen=True, forbid_unknown_fields=True):

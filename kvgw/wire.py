@@ -131,7 +131,7 @@ def decode_prefix(data: bytes | bytearray | memoryview) -> Frame:
             f"frame of wire version {version}; this side speaks {VERSIONS[0]} to {VERSIONS[1]}",
             Code.UNSUPPORTED_VERSION,
         )
-    if kind not in Kind:
+    if kind not in _KINDS:
         raise RequestRefused(f"unknown kind of frame {kind}")
     if header_bytes > HEADER_BYTES_MAX:
         raise RequestRefused(f"frame header of {header_bytes} bytes is over the limit of {HEADER_BYTES_MAX}")
@@ -189,5 +189,6 @@ def broken(what: str) -> Outage:
     return Outage(f"the connection to the gateway {what}", Code.UNAVAILABLE)
 
 
+_KINDS = frozenset(map(int, Kind))
 _ENCODER = msgspec.msgpack.Encoder()
 _REQUESTS: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)

@@ -14,8 +14,10 @@ from uuid import UUID
 import kvgw
 from kvgw.authenticate import Authenticator, token_row
 from kvgw.datadir import DataFolder
+from kvgw.gateway.admin import AdminVerbs
 from kvgw.gateway.backlog import Backlog
 from kvgw.gateway.core import Gateway
+from kvgw.gateway.directory import Directory
 from kvgw.gateway.rooms import Rooms
 from kvgw.maintenance.crew import Crew, Pace
 from kvgw.metrics import Metrics
@@ -35,7 +37,8 @@ from tenancy.catalog import Catalog
 from tenancy.engine import SqliteDatabase
 from tenancy.keyring import Keyring
 from tenancy.keystore import FileKeyStore
-from tenancy.model import Node, Scope
+from tenancy.model import Node
+from tenancy.provision import create_namespace
 from tenancy.registry import Policy
 from tenancy.rootkey import FileRootKey
 from tenancy.timekeeping import CatalogTime
@@ -58,11 +61,21 @@ class Opened:
     gateway: Gateway
     crew: Crew
     authenticator: Authenticator
-    keyring: Keyring
-    nvme: NvmeTier | None
+    arena: Arena
     s3: S3Tier | None
     first_token: str | None
     """The first tenant's token, in the start that made it; it is never shown again."""
+
+    def refresh_gauges(self) -> None:
+        """Set the gauges that are read off rather than counted."""
+        now = self.rooms.staging.statistics()
+        for kind, count in (
+            ("window", now.windows.used_bytes),
+            ("clean", now.clean_bytes),
+            ("dirty", now.dirty_bytes),
+            ("free", now.windows.free_bytes + now.residents.free_bytes),
+        ):
+            self.rooms.metrics.staging_bytes.labels(kind).set(count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +122,13 @@ async def opened(
         nvme = await _open_nvme(stack, settings, folder, file_workers, world)
         s3 = await _open_s3(stack, settings.s3, world.clock)
         tiers = _tiers(settings, nvme, s3)
+        arena = Arena(settings.staging.bytes)
+        stack.callback(arena.close)
+        shares = Shares.of(settings.staging.bytes, tenants=settings.staging.tenants)
         rooms = Rooms(
             catalog=catalog,
             keyring=keyring,
-            staging=_open_staging(stack, settings, world),
+            staging=Staging(arena, SegmentedLru(), world.clock, shares=shares),
             tiers=tiers,
             backlog=Backlog(),
             metrics=Metrics(),
@@ -124,8 +140,19 @@ async def opened(
         stack.push_async_callback(rooms.staging.aclose)
         crew = Crew(rooms, nvme, world.pace)
         await crew.prepare()
-        authenticator = Authenticator(catalog, world.clock, time, pepper, tenant)
-        yield Opened(settings, folder.path, rooms, Gateway(rooms), crew, authenticator, keyring, nvme, s3, first_token)
+        directory = Directory(catalog, keyring, world.clock)
+        admin = AdminVerbs(rooms, directory, arena, nvme, root, policy_of(settings.defaults))
+        yield Opened(
+            settings=settings,
+            folder=folder.path,
+            rooms=rooms,
+            gateway=Gateway(rooms, directory, admin),
+            crew=crew,
+            authenticator=Authenticator(catalog, world.clock, time, pepper, tenant),
+            arena=arena,
+            s3=s3,
+            first_token=first_token,
+        )
 
 
 def check_siblings() -> None:
@@ -161,11 +188,15 @@ async def _first_start(
     known = await catalog.tenant(FIRST_TENANT)
     if known is not None:
         if await catalog.namespace(known, DEFAULT_NAMESPACE) is None:
-            await create_namespace(catalog, keyring, world.rng, time, known, DEFAULT_NAMESPACE, _policy(defaults))
+            await create_namespace(
+                catalog, keyring, world.rng.token, time.now_ms(), known, DEFAULT_NAMESPACE, policy_of(defaults)
+            )
         return known, None
     tenant = UUID(bytes=world.rng.token(16), version=4)
     await catalog.create_tenant(tenant, FIRST_TENANT, time.now_ms())
-    await create_namespace(catalog, keyring, world.rng, time, tenant, DEFAULT_NAMESPACE, _policy(defaults))
+    await create_namespace(
+        catalog, keyring, world.rng.token, time.now_ms(), tenant, DEFAULT_NAMESPACE, policy_of(defaults)
+    )
     token = new_token(world.rng.token)
     expires_ms = time.now_ms() + FIRST_TOKEN_DAYS * _DAY_MS
     row = token_row(token, pepper, tenant, FIRST_PERMISSIONS, "*", expires_ms)
@@ -173,16 +204,7 @@ async def _first_start(
     return tenant, token.text
 
 
-async def create_namespace(
-    catalog: Catalog, keyring: Keyring, rng: Rng, time: CatalogTime, tenant: UUID, name: str, policy: Policy
-) -> Scope:
-    """Make a namespace with keys of its own. Its id is new even if a namespace of this name was there before."""
-    scope = Scope(tenant, UUID(bytes=rng.token(16), version=4))
-    await catalog.create_namespace(scope, name, policy, await keyring.create(scope), time.now_ms())
-    return scope
-
-
-def _policy(defaults: DefaultSettings) -> Policy:
+def policy_of(defaults: DefaultSettings) -> Policy:
     return Policy(
         durability=defaults.durability,
         default_ttl_ms=defaults.ttl_seconds * 1000,
@@ -225,11 +247,10 @@ async def _open_nvme(
     return nvme
 
 
-async def _open_s3(stack: AsyncExitStack, settings: S3Settings, clock: Clock) -> S3Tier | None:
-    if not settings.bucket:
-        return None
+def s3_options(settings: S3Settings) -> S3Options:
+    """The S3 tier's options. Raises `SettingsError` or `TierMisconfigured`."""
     secret = _read_secret(settings.secret_access_key_file) if settings.secret_access_key_file else None
-    options = S3Options(
+    return S3Options(
         bucket=settings.bucket,
         prefix=settings.prefix,
         endpoint_url=settings.endpoint or None,
@@ -246,7 +267,12 @@ async def _open_s3(stack: AsyncExitStack, settings: S3Settings, clock: Clock) ->
         connections_max=settings.connections,
         checksums=settings.checksums,
     )
-    tier = await S3Tier.open(options, clock=clock)
+
+
+async def _open_s3(stack: AsyncExitStack, settings: S3Settings, clock: Clock) -> S3Tier | None:
+    if not settings.bucket:
+        return None
+    tier = await S3Tier.open(s3_options(settings), clock=clock)
     stack.push_async_callback(tier.aclose)
     return tier
 
@@ -271,10 +297,3 @@ def _tiers(settings: Settings, nvme: NvmeTier | None, s3: S3Tier | None) -> dict
     if settings.defaults.durability != "staged" and settings.defaults.durability not in tiers:
         raise SettingsError(f"defaults.durability is {settings.defaults.durability}, but that tier is not configured")
     return tiers
-
-
-def _open_staging(stack: AsyncExitStack, settings: Settings, world: World) -> Staging:
-    arena = Arena(settings.staging.bytes)
-    stack.callback(arena.close)
-    shares = Shares.of(settings.staging.bytes, tenants=settings.staging.tenants)
-    return Staging(arena, SegmentedLru(), world.clock, shares=shares)

@@ -26,6 +26,7 @@ def _run() -> None:
         target_metadata=metadata,
         render_as_batch=connection.dialect.name == "sqlite",
         transaction_per_migration=False,
+        transactional_ddl=True,  # SQLite's too, since the connection begins its transactions itself
     )
     with context.begin_transaction():
         context.run_migrations()

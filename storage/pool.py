@@ -70,7 +70,10 @@ class Pool:
 
     def advance(self) -> list[AnyAsk]:
         """Grant what can be granted. Reads come before drafts: under pressure a PUT is shed before a GET."""
-        return [*self.windows.serve(), *self.reads.serve(), *self.drafts.serve()]
+        granted: list[AnyAsk] = []
+        while served := [*self.windows.serve(), *self.reads.serve(), *self.drafts.serve()]:
+            granted += served  # and again: a fill that has begun now can be joined by one who stood before it in line
+        return granted
 
     def close(self, reason: str) -> list[AnyAsk]:
         """Refuse all requests, waiting and to come; returns those that waited. What is held stays usable."""

@@ -55,9 +55,7 @@ class Catalog:
     async def create_tenant(self, tenant: UUID, name: str, now_ms: int) -> None:
         await self._database.write(partial(registry.create_tenant, tenant_id=tenant, name=name, now_ms=now_ms))
 
-    async def create_namespace(
-        self, scope: Scope, name: str, policy: Policy, keys: list[KeyRow], now_ms: int
-    ) -> None:
+    async def create_namespace(self, scope: Scope, name: str, policy: Policy, keys: list[KeyRow], now_ms: int) -> None:
         await self._database.write(
             partial(registry.create_namespace, scope=scope, name=name, policy=policy, keys=keys, now_ms=now_ms)
         )

@@ -43,11 +43,15 @@ def newest_revision() -> str:
     return head
 
 
+def known_revisions() -> set[str]:
+    """Every revision that this release can read."""
+    return {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}
+
+
 def check_known(connection: Connection) -> str | None:
     """The catalog's revision. Raises `CatalogTooNew` if this release does not know it."""
     revision = current_revision(connection)
-    known = {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}
-    if revision is not None and revision not in known:
+    if revision is not None and revision not in known_revisions():
         raise CatalogTooNew(
             f"the catalog has schema revision {revision}, which this release does not know "
             f"(its newest is {newest_revision()}); run a newer kvgw, or migrate the catalog down with it first"

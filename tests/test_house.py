@@ -16,7 +16,20 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("kvgw", "tenancy", "storage")
 
 GATEWAY_HALF = frozenset(
-    {"admin", "cli", "embedded", "gateway", "maintenance", "metrics", "server", "settings", "wiring"}
+    {
+        "admin",
+        "authenticate",
+        "cli",
+        "datadir",
+        "embedded",
+        "examine",
+        "gateway",
+        "maintenance",
+        "metrics",
+        "server",
+        "settings",
+        "wiring",
+    }
 )
 """Modules of kvgw that only run where `kvgw[gateway]` is installed; every other one belongs to the SDK."""
 

@@ -80,8 +80,7 @@ def convert(gguf: Path, folder: Path) -> None:
     print("model: unpacking the weights", flush=True)
     model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16)
     # The weights are plain tensors by now, but transformers refuses to save a model with the marks of a quantizer.
-    model.hf_quantizer = None
-    for mark in ("is_quantized", "quantization_method"):
+    for mark in ("hf_quantizer", "is_quantized", "quantization_method"):
         if mark in vars(model):
             delattr(model, mark)
     if hasattr(model.config, "quantization_config"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvgw.errors import Code, FormatError, RequestRefused
+from kvgw.gateway.admin import AdminVerbs, usage_of
 from kvgw.gateway.directory import Directory, Place
 from kvgw.gateway.get import STAGING, GetVerb
 from kvgw.gateway.payloads import PayloadSink, PayloadSource
@@ -19,6 +20,8 @@ from kvgw.model import (
     GetRequest,
     MatchReply,
     MatchRequest,
+    NamespaceCreateRequest,
+    NamespacesRequest,
     PutReply,
     PutRequest,
     Question,
@@ -27,12 +30,13 @@ from kvgw.model import (
     Reply,
     StatReply,
     StatRequest,
+    StatusRequest,
     TouchReply,
     TouchRequest,
 )
 from storage.tier import blob_name
 from tenancy.access import Caller, Permission
-from tenancy.errors import FormatUnknown
+from tenancy.errors import CatalogUnavailable, FormatUnknown
 from tenancy.formats import FormatDescription
 from tenancy.model import FoundChunk
 from tenancy.naming import entry_keys, format_fingerprint
@@ -41,11 +45,20 @@ from tenancy.naming import entry_keys, format_fingerprint
 class Gateway:
     """Match, put, get, touch, delete, stat and register. Raises `KvgwError` only."""
 
-    def __init__(self, rooms: Rooms) -> None:
+    def __init__(self, rooms: Rooms, directory: Directory, admin: AdminVerbs) -> None:
         self._rooms = rooms
-        self.directory = Directory(rooms.catalog, rooms.keyring, rooms.clock)
-        self._put = PutVerb(rooms, self.directory)
-        self._get = GetVerb(rooms, self.directory)
+        self._directory = directory
+        self._admin = admin
+        self._put = PutVerb(rooms, directory)
+        self._get = GetVerb(rooms, directory)
+
+    async def ready(self) -> bool:
+        """Whether this gateway can serve: its catalog answers."""
+        try:
+            await self._rooms.catalog.high_water_ms()
+        except CatalogUnavailable:
+            return False
+        return True
 
     async def answer(self, caller: Caller, request: Question) -> Reply:
         """Answer a request that has no payload."""
@@ -61,6 +74,12 @@ class Gateway:
                     return await self._delete(caller, request)
                 case StatRequest():
                     return await self._stat(caller, request)
+                case StatusRequest():
+                    return await self._admin.status(caller)
+                case NamespaceCreateRequest():
+                    return await self._admin.create_namespace(caller, request)
+                case NamespacesRequest():
+                    return await self._admin.namespaces(caller)
 
     async def put(self, caller: Caller, request: PutRequest, source: PayloadSource) -> PutReply:
         """Store chunks whose payload comes from `source`."""
@@ -76,21 +95,21 @@ class Gateway:
 
     async def _register(self, caller: Caller, request: RegisterRequest) -> RegisterReply:
         caller.require(Permission.PUT)
-        place = await self.directory.place(caller, request.namespace)
+        place = await self._directory.place(caller, request.namespace)
         kv_format = KVFormat.from_canonical(request.canonical)
         fingerprint = format_fingerprint(place.keys.names.fingerprint, request.canonical)
         description = describe(kv_format, fingerprint, request.canonical)
         known = await self._rooms.catalog.register_format(place.scope, description, self._rooms.time.now_ms())
         if known is None:
             raise RequestRefused("the namespace has too many KV formats; delete some that are not used any more")
-        self.directory.remember(place.scope, known)
+        self._directory.remember(place.scope, known)
         return RegisterReply(fingerprint, known.chunk_bytes, place.namespace.default_ttl_ms)
 
     async def _match(self, caller: Caller, request: MatchRequest) -> MatchReply:
         caller.require(Permission.GET)
-        place = await self.directory.place(caller, request.namespace)
+        place = await self._directory.place(caller, request.namespace)
         try:
-            formats = [await self.directory.format(place.scope, one) for one in request.fingerprints]
+            formats = [await self._directory.format(place.scope, one) for one in request.fingerprints]
         except FormatUnknown:
             # Ranks of an engine start in any order: one that is early matches nothing, and is told why.
             return MatchReply(0, [], "a KV format of this match is not registered in the namespace")
@@ -113,8 +132,8 @@ class Gateway:
 
     async def _touch(self, caller: Caller, request: TouchRequest) -> TouchReply:
         caller.require(Permission.GET)
-        place = await self.directory.place(caller, request.namespace)
-        kv_format = await self.directory.format(place.scope, request.fingerprint)
+        place = await self._directory.place(caller, request.namespace)
+        kv_format = await self._directory.format(place.scope, request.fingerprint)
         keys = entry_keys(place.keys.names.entry, kv_format.fingerprint, request.keys)
         ttl_ms = None if request.ttl_ms is None else min(request.ttl_ms, place.namespace.max_ttl_ms)
         now_ms = self._rooms.time.now_ms()
@@ -122,8 +141,8 @@ class Gateway:
 
     async def _delete(self, caller: Caller, request: DeleteRequest) -> DeleteReply:
         caller.require(Permission.DELETE)
-        place = await self.directory.place(caller, request.namespace)
-        kv_format = await self.directory.format(place.scope, request.fingerprint)
+        place = await self._directory.place(caller, request.namespace)
+        kv_format = await self._directory.format(place.scope, request.fingerprint)
         keys = entry_keys(place.keys.names.entry, kv_format.fingerprint, request.keys)
         count, dead = await self._rooms.catalog.delete_keys(
             place.scope, kv_format.format_id, keys, self._rooms.time.now_ms()
@@ -136,19 +155,8 @@ class Gateway:
 
     async def _stat(self, caller: Caller, request: StatRequest) -> StatReply:
         caller.require(Permission.READ)
-        place = await self.directory.place(caller, request.namespace)
-        usage, entries, chunks, formats = await self._rooms.catalog.usage(place.scope)
-        return StatReply(
-            namespace=place.namespace.name,
-            entries=entries,
-            chunks=chunks,
-            stored_bytes=usage.stored_bytes,
-            limit_bytes=usage.limit_bytes,
-            objects=usage.objects,
-            limit_objects=usage.limit_objects,
-            s3_bytes=usage.s3_bytes,
-            formats=formats,
-        )
+        place = await self._directory.place(caller, request.namespace)
+        return await usage_of(self._rooms, place.namespace)
 
 
 def describe(kv_format: KVFormat, fingerprint: bytes, canonical: bytes) -> FormatDescription:

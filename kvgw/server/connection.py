@@ -52,6 +52,8 @@ class Connection:
             return
         except RequestRefused as error:
             await self._last_words(error)
+        except Exception:  # a bug of ours costs this connection, and no other
+            log.exception("a connection failed in an unforeseen way")
         finally:
             self._stream.close()
 
@@ -96,8 +98,7 @@ class Connection:
             await exchange.fail(error)
         except ConnectionEnded:
             raise
-        except Exception:
-            # A bug of ours must not cost other connections anything; its trace is for the operator, not the client.
+        except Exception:  # a bug of ours: its trace is for the operator, not for the client
             log.exception("a request failed in an unforeseen way")
             await exchange.fail(Outage("the gateway failed in an unforeseen way; see its log", Code.INTERNAL))
 

@@ -6,28 +6,43 @@ import functools
 import ipaddress
 import os
 import socket
+from contextlib import AbstractAsyncContextManager
 from types import SimpleNamespace
-from typing import cast
+from typing import Final
 
 import aiohttp
 from aiobotocore.config import AioConfig
 from aiobotocore.httpsession import AIOHTTPSession
-from aiobotocore.session import AioSession, ClientCreatorContext
+from aiobotocore.session import AioSession
 from aiohttp.abc import ResolveResult
+from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 
 from storage.s3.api import S3Client
 from storage.s3.options import S3Options
 
+_NO_FILES: Final = {
+    # name: (key in the file, environment variable, default, conversion)
+    "profile": (None, None, None, None),
+    "config_file": (None, None, os.devnull, None),
+    "credentials_file": (None, None, os.devnull, None),
+}
+
 
 class DirectHttp(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no types
     """HTTP that follows no redirect: a signed request, its token and its body go to the endpoint or nowhere."""
+
+    async def send(self, request: AWSPreparedRequest) -> AWSResponse:
+        region = request.context.get("s3_redirect")
+        if region is not None:
+            region["redirected"] = True  # botocore goes to another region's endpoint once: let it think that it did
+        return await super().send(request)
 
     async def _get_session(self, proxy_url: str | None) -> SimpleNamespace:
         session = await super()._get_session(proxy_url)
         return SimpleNamespace(request=functools.partial(session.request, allow_redirects=False))
 
 
-class PublicResolver(aiohttp.ThreadedResolver):
+class GuardedResolver(aiohttp.ThreadedResolver):
     """Names that resolve to a link-local address are refused: metadata services live there, S3 does not."""
 
     async def resolve(
@@ -40,13 +55,13 @@ class PublicResolver(aiohttp.ThreadedResolver):
         return found
 
 
-def client_context(options: S3Options) -> ClientCreatorContext:
-    """The context manager of a client for `options`; entering it yields an `S3Client`. No request is made.
+def make_client(options: S3Options) -> AbstractAsyncContextManager[S3Client]:
+    """A client for `options`, closed by its context manager. No request is made.
 
     Only `instance_credentials` makes entering it read the environment, shared files or the metadata service.
     """
     session = AioSession() if options.instance_credentials else AioSession(session_vars=_NO_FILES)
-    return session.create_client(
+    client: AbstractAsyncContextManager[S3Client] = session.create_client(
         "s3",
         region_name=options.region,
         endpoint_url=options.endpoint_url,
@@ -56,34 +71,13 @@ def client_context(options: S3Options) -> ClientCreatorContext:
         verify=str(options.ca_file) if options.ca_file and options.verify_tls else options.verify_tls,
         config=_config(options),
     )
-
-
-def prepared(client: object, options: S3Options) -> S3Client:
-    """The client with its hooks: no redirect to another region's endpoint, and the bucket's owner named."""
-
-    def prepare(params: dict[str, str], model: object, context: dict[str, object], event_name: str) -> None:
-        redirect = context.get("s3_redirect")
-        if isinstance(redirect, dict):
-            redirect["redirected"] = True  # botocore's redirector does at most one: let it think that it was
-        if options.expected_bucket_owner is not None:
-            params["ExpectedBucketOwner"] = options.expected_bucket_owner
-
-    client.meta.events.register("before-parameter-build.s3", prepare)  # type: ignore[attr-defined]
-    return cast("S3Client", client)
-
-
-_NO_FILES = {
-    # name: (key in the file, environment variable, default, conversion)
-    "profile": (None, None, None, None),
-    "config_file": (None, None, os.devnull, None),
-    "credentials_file": (None, None, os.devnull, None),
-}
+    return client
 
 
 def _config(options: S3Options) -> AioConfig:
     return AioConfig(
         http_session_cls=DirectHttp,
-        connector_args={"resolver": PublicResolver()},
+        connector_args={"resolver": GuardedResolver()},
         # An empty mapping means none; without a mapping botocore takes those that the environment names.
         proxies=None if options.use_proxy else {},
         signature_version="s3v4",

@@ -10,8 +10,8 @@ import aiohttp
 from botocore.exceptions import BotoCoreError, ClientError
 
 from storage.errors import TierUnavailable
-from storage.s3.api import S3Client
-from storage.s3.client import client_context, prepared
+from storage.s3.api import BucketName, S3Client
+from storage.s3.client import make_client
 from storage.s3.errors import translated
 from storage.s3.options import S3Options
 
@@ -21,6 +21,9 @@ class S3Connection:
 
     def __init__(self, options: S3Options) -> None:
         self.options = options
+        self.bucket: BucketName = {"Bucket": options.bucket}
+        if options.expected_bucket_owner is not None:
+            self.bucket["ExpectedBucketOwner"] = options.expected_bucket_owner
         self._client: S3Client | None = None
         self._making = asyncio.Lock()
         self._stack = AsyncExitStack()
@@ -44,8 +47,7 @@ class S3Connection:
             if self._closed:
                 raise TierUnavailable(f"the S3 tier of {self.options.place} is closed")
             if self._client is None:
-                client = await self._stack.enter_async_context(client_context(self.options))
-                self._client = prepared(client, self.options)
+                self._client = await self._stack.enter_async_context(make_client(self.options))
             return self._client
 
     async def aclose(self) -> None:

@@ -28,7 +28,6 @@ class Eraser:
 
     def __init__(self, connection: S3Connection) -> None:
         self._connection = connection
-        self._bucket = connection.options.bucket
         self._versioned: bool | None = None
 
     async def erase(self, keys: Sequence[str]) -> None:
@@ -53,7 +52,7 @@ class Eraser:
         """Whether the bucket keeps old versions, now or from earlier; none if the server does not say."""
         async with self._connection.request("ask for versioning") as client:
             try:
-                answer = await client.get_bucket_versioning(Bucket=self._bucket)
+                answer = await client.get_bucket_versioning(**self._connection.bucket)
             except ClientError as error:
                 if code_of(error) in _NO_ANSWER:
                     return None
@@ -76,10 +75,10 @@ class Eraser:
             async with self._connection.request(f"list the versions of {key}") as client:
                 if key_marker:
                     answer = await client.list_object_versions(
-                        Bucket=self._bucket, Prefix=key, KeyMarker=key_marker, VersionIdMarker=version_marker
+                        **self._connection.bucket, Prefix=key, KeyMarker=key_marker, VersionIdMarker=version_marker
                     )
                 else:
-                    answer = await client.list_object_versions(Bucket=self._bucket, Prefix=key)
+                    answer = await client.list_object_versions(**self._connection.bucket, Prefix=key)
             items = answer.get("Versions", []) + answer.get("DeleteMarkers", [])
             found += [{"Key": key, "VersionId": item.get("VersionId", "null")} for item in items if item["Key"] == key]
             if not answer.get("IsTruncated"):
@@ -91,7 +90,7 @@ class Eraser:
     async def _delete(self, objects: Sequence[ObjectVersion]) -> tuple[list[str], list[str]]:
         """Refusals as sentences, and the keys for which only a marker was set."""
         async with self._connection.request(f"delete {len(objects)} objects") as client:
-            answer = await client.delete_objects(Bucket=self._bucket, Delete={"Objects": objects})
+            answer = await client.delete_objects(**self._connection.bucket, Delete={"Objects": objects})
         refused = [
             f"{error.get('Key', 'a key')}: {error.get('Code', 'no code')} {plain(error.get('Message', ''))}"
             for error in answer.get("Errors", [])

@@ -13,6 +13,7 @@ from botocore.exceptions import ClientError
 
 from storage.errors import BlobMissing, StorageError, TierUnavailable
 from storage.ports import Clock
+from storage.s3.api import PutAnswer
 from storage.s3.connection import S3Connection
 from storage.s3.download import Interrupted, fill
 from storage.s3.erasure import Eraser
@@ -22,6 +23,7 @@ from storage.s3.options import S3Options
 _CONTENT: Final = b"kvgw probes this bucket"
 _OTHER_MD5: Final = base64.b64encode(bytes(16)).decode()
 
+_REFUSALS: Final = frozenset({"BadDigest", "InvalidDigest", "PreconditionFailed", "412"})
 _SKEW_S: Final = 60.0
 
 Step: TypeAlias = Callable[[], Awaitable[bool]]
@@ -66,10 +68,6 @@ class _Probe:
     messages: list[str] = field(default_factory=list)
 
     @property
-    def bucket(self) -> str:
-        return self.connection.options.bucket
-
-    @property
     def steps(self) -> dict[str, Step]:
         """What is tried on an object once it is stored, in order."""
         return {
@@ -92,7 +90,7 @@ class _Probe:
         """Seconds by which the server's clock is ahead. Raises `StorageError` if there is no usable answer."""
         try:
             async with self.connection.request("look up the bucket") as client:
-                answer = await client.head_bucket(Bucket=self.bucket)
+                answer = await client.head_bucket(**self.connection.bucket)
         except BlobMissing as error:
             raise TierUnavailable(f"there is no {self.connection.options.place}; make the bucket") from error
         date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
@@ -102,14 +100,14 @@ class _Probe:
 
     async def put(self) -> bool:
         async with self.connection.request("put a probe") as client:
-            answer = await client.put_object(Bucket=self.bucket, Key=self.key, Body=_CONTENT)
+            answer = await client.put_object(**self.connection.bucket, Key=self.key, Body=_CONTENT)
         return bool(answer.get("ETag"))
 
     async def get(self) -> bool:
         target = bytearray(len(_CONTENT))
         async with self.connection.request("get the probe") as client:
             try:
-                await fill(await client.get_object(Bucket=self.bucket, Key=self.key), memoryview(target))
+                await fill(await client.get_object(**self.connection.bucket, Key=self.key), memoryview(target))
             except Interrupted as error:
                 raise TierUnavailable(f"could not get the probe: {error}") from error
         return bytes(target) == _CONTENT
@@ -117,7 +115,7 @@ class _Probe:
     async def get_range(self) -> bool:
         target = bytearray(3)
         async with self.connection.request("get a part of the probe") as client:
-            answer = await client.get_object(Bucket=self.bucket, Key=self.key, Range="bytes=1-3")
+            answer = await client.get_object(**self.connection.bucket, Key=self.key, Range="bytes=1-3")
             try:
                 if answer.get("ContentLength") != len(target):
                     return False
@@ -128,27 +126,18 @@ class _Probe:
 
     async def list(self) -> bool:
         async with self.connection.request("list the probe") as client:
-            answer = await client.list_objects_v2(Bucket=self.bucket, Prefix=self.key)
+            answer = await client.list_objects_v2(**self.connection.bucket, Prefix=self.key)
         return [item["Key"] for item in answer.get("Contents", [])] == [self.key]
 
     async def refuses_other_checksum(self) -> bool:
-        return await self._refuses_put(content_md5=_OTHER_MD5)
+        async with self.connection.request("put a probe with a wrong checksum") as client:
+            bucket = self.connection.bucket
+            return await _refused(client.put_object(**bucket, Key=self.key, Body=_CONTENT, ContentMD5=_OTHER_MD5))
 
     async def refuses_second_put(self) -> bool:
-        return await self._refuses_put(if_none_match="*")
-
-    async def _refuses_put(self, *, content_md5: str = "", if_none_match: str = "") -> bool:
-        async with self.connection.request("put a probe to be refused") as client:
-            try:
-                if content_md5:
-                    await client.put_object(Bucket=self.bucket, Key=self.key, Body=_CONTENT, ContentMD5=content_md5)
-                else:
-                    await client.put_object(Bucket=self.bucket, Key=self.key, Body=_CONTENT, IfNoneMatch=if_none_match)
-            except ClientError as error:
-                if code_of(error) in ("BadDigest", "InvalidDigest", "PreconditionFailed", "412"):
-                    return True
-                raise
-        return False
+        async with self.connection.request("put the probe again") as client:
+            bucket = self.connection.bucket
+            return await _refused(client.put_object(**bucket, Key=self.key, Body=_CONTENT, IfNoneMatch="*"))
 
     async def delete(self) -> bool:
         await self.eraser.erase([self.key])
@@ -161,12 +150,23 @@ class _Probe:
     async def locked(self) -> bool | None:
         async with self.connection.request("ask for object lock") as client:
             try:
-                answer = await client.get_object_lock_configuration(Bucket=self.bucket)
+                answer = await client.get_object_lock_configuration(**self.connection.bucket)
             except ClientError as error:
                 if code_of(error) in ("ObjectLockConfigurationNotFoundError", "NoSuchObjectLockConfiguration"):
                     return False
                 return None
         return answer.get("ObjectLockConfiguration", {}).get("ObjectLockEnabled") == "Enabled"
+
+
+async def _refused(put: Awaitable[PutAnswer]) -> bool:
+    """Whether the server refuses a put as it should."""
+    try:
+        await put
+    except ClientError as error:
+        if code_of(error) in _REFUSALS:
+            return True
+        raise
+    return False
 
 
 async def probe_bucket(connection: S3Connection, eraser: Eraser, clock: Clock) -> S3Capabilities:

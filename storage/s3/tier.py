@@ -46,7 +46,7 @@ class S3Tier:
         try:
             async with self._connection.request(f"put blob {name}") as client:
                 answer = await client.put_object(
-                    Bucket=self._options.bucket, Key=key, Body=body, ContentType="application/octet-stream"
+                    **self._connection.bucket, Key=key, Body=body, ContentType="application/octet-stream"
                 )
         finally:
             if isinstance(body, UploadBody):
@@ -113,7 +113,7 @@ class S3Tier:
 
     async def _got(self, client: S3Client, key: str, target: memoryview, *, last: bool) -> bool:
         """One attempt at a blob; whether it succeeded. An interruption is an error only at the last attempt."""
-        answer = await client.get_object(Bucket=self._options.bucket, Key=key)
+        answer = await client.get_object(**self._connection.bucket, Key=key)
         try:
             await fill(answer, target)
         except BlobDamaged as error:
@@ -127,7 +127,7 @@ class S3Tier:
     async def _length(self, name: str, key: str) -> int | None:
         try:
             async with self._connection.request(f"look up blob {name}") as client:
-                answer = await client.head_object(Bucket=self._options.bucket, Key=key)
+                answer = await client.head_object(**self._connection.bucket, Key=key)
         except BlobMissing:
             return None
         return answer["ContentLength"]
@@ -136,7 +136,7 @@ class S3Tier:
         """A HEAD has no body, so a missing bucket looks like a missing blob: tell them apart."""
         try:
             async with self._connection.request("look up the bucket") as client:
-                await client.head_bucket(Bucket=self._options.bucket)
+                await client.head_bucket(**self._connection.bucket)
         except BlobMissing as error:
             raise TierMisconfigured(f"there is no {self._options.place}; make the bucket or name another") from error
 
@@ -144,6 +144,6 @@ class S3Tier:
         async with self._connection.request("list blobs") as client:
             if token:
                 return await client.list_objects_v2(
-                    Bucket=self._options.bucket, Prefix=self._options.prefix, ContinuationToken=token
+                    **self._connection.bucket, Prefix=self._options.prefix, ContinuationToken=token
                 )
-            return await client.list_objects_v2(Bucket=self._options.bucket, Prefix=self._options.prefix)
+            return await client.list_objects_v2(**self._connection.bucket, Prefix=self._options.prefix)

@@ -85,33 +85,33 @@ def test_the_largest_token_is_taken() -> None:
 # ---------------------------------------------------------------------- R25 multimodal items
 
 IDENTITIES = [
-    *("image-0", "image-1", "IMAGE-0", "Image-0"),
-    *("deadbeef0000cafe", "00000000deadcafe"),  # equal in the last four hex digits
-    *("x" * 4096, "x" * 4095 + "y"),
+    *map(digest, ("image-0", "image-1", "IMAGE-0", "Image-0", "x" * 4096, "x" * 4095 + "y")),
+    *(bytes([first]) + digest("")[1:] for first in (0, 1)),  # equal but for the first byte
+    *(digest("") + bytes([last]) for last in (0, 1)),  # equal but for a byte behind the 32nd
+    *(digest("")[:16], digest("")),  # one the beginning of the other
 ]
 
 
-def two_items(first: str, second: str, offsets: tuple[int, int] = (5, 300), length: int = 10) -> list[MultimodalItem]:
-    return [MultimodalItem(at, length, digest(name)) for at, name in zip(offsets, (first, second), strict=True)]
+def two_items(first: bytes, second: bytes, offsets: tuple[int, int] = (5, 300)) -> list[MultimodalItem]:
+    return [MultimodalItem(offset, 10, identity) for offset, identity in zip(offsets, (first, second), strict=True)]
 
 
 def test_R25_each_list_of_items_has_its_own_keys_from_the_first_chunk_it_covers_on() -> None:
     per_chunk = replace(VECTOR, tokens_per_chunk=64)
     lists = [two_items(first, second) for first in IDENTITIES for second in IDENTITIES]
-    lists += [two_items(name, "image-1", offsets) for name in IDENTITIES for offsets in ((6, 300), (5, 301))]
-    lists += [two_items(name, name)[:1] for name in IDENTITIES] + [[]]
-    distinct = {tuple((item.offset, item.digest) for item in items): items for items in lists}
-    keys = {identity: prefix_keys(per_chunk, range(512), items=items) for identity, items in distinct.items()}
-    assert len({chain[-1] for chain in keys.values()}) == len(distinct)
-    for one, chain in keys.items():
-        for other, other_chain in keys.items():
-            for chunk in range(8):
-                covered = [tuple(item for item in items if item[0] < 64 * (chunk + 1)) for items in (one, other)]
-                assert (chain[chunk] == other_chain[chunk]) == (covered[0] == covered[1])
+    lists += [two_items(one, digest("image-1"), offsets) for one in IDENTITIES for offsets in ((6, 300), (5, 301))]
+    lists += [two_items(one, one)[:1] for one in IDENTITIES] + [[]]
+    keys_of_seen: dict[tuple[int, tuple[tuple[int, bytes], ...]], bytes] = {}
+    for items in lists:
+        for chunk, key in enumerate(prefix_keys(per_chunk, range(512), items=items)):
+            seen = tuple((item.offset, item.digest) for item in items if item.offset < 64 * (chunk + 1))
+            assert keys_of_seen.setdefault((chunk, seen), key) == key
+    assert len(set(keys_of_seen.values())) == len(keys_of_seen)
 
 
 def test_R25_swapped_items_differ_and_their_order_in_the_call_does_not_matter() -> None:
-    first, second = two_items("image-0", "image-1"), two_items("image-1", "image-0")
+    one, two = digest("image-0"), digest("image-1")
+    first, second = two_items(one, two, (5, 30)), two_items(two, one, (5, 30))
     assert prefix_keys(VECTOR, range(512), items=first)[0] != prefix_keys(VECTOR, range(512), items=second)[0]
     assert prefix_keys(VECTOR, range(512), items=first) == prefix_keys(VECTOR, range(512), items=first[::-1])
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import random
+import struct
 import unicodedata
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -303,6 +305,40 @@ def test_a_form_with_one_field_of_another_type_is_refused(kv_format: KVFormat, d
     encoded = form(values)
     if encoded is not None:
         read_or_refuse(encoded)
+
+
+@pytest.mark.parametrize(
+    ("number", "value"),
+    [
+        (8, ("kind", "rope", "theta")),
+        (8, "rope"),
+        (9, (("mha", 30, 3, 64),)),
+        (9, (("mha", 30, 3, 64, None, None, None, None, None, None),)),
+        (9, ((),)),
+        (14, (1, 0)),
+        (14, None),
+        (16, ("name",)),
+        (16, (1, 2)),
+        (2, None),
+        (11, 256.0),
+    ],
+)
+def test_forms_with_misshapen_fields_are_refused(number: int, value: Value) -> None:
+    values = list(canonical.decode(VECTOR.canonical()))
+    values[number - 1] = value
+    with pytest.raises(FormatError):
+        KVFormat.from_canonical(canonical.encode(values))
+
+
+@pytest.mark.parametrize(("written", "smuggled"), [(1.5, math.nan), (1.5, math.inf), ("\u00e9a", "e\u0301")])
+def test_values_that_this_module_never_writes_are_refused(written: Value, smuggled: float | str) -> None:
+    def raw(value: Value) -> bytes:
+        return struct.pack(">d", value) if isinstance(value, float) else str(value).encode()
+
+    data = replace(VECTOR, extra=(("name", written),)).canonical()
+    assert len(raw(written)) == len(raw(smuggled))
+    with pytest.raises(FormatError):
+        KVFormat.from_canonical(data.replace(raw(written), raw(smuggled)))
 
 
 @given(st.binary(max_size=200))

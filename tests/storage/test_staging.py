@@ -445,7 +445,7 @@ def test_memory_that_a_call_still_uses_lingers() -> None:
 
 
 def test_I12_no_byte_of_one_tenant_is_seen_by_another() -> None:
-    """Two slots, 10,000 operations with aborts and cancellations; each tenant writes its own byte and looks for others."""
+    """Two slots, 10,000 operations with aborts and cancellations; each writes its byte and looks for others."""
 
     async def main() -> None:
         pieces = make(resident_pages=2, shares=make_shares(window_pages=2))

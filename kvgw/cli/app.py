@@ -1,0 +1,43 @@
+"""The command line: its options shared by all commands, and errors as one sentence with an exit code.
+
+Exit codes: 0 done · 1 refused or failed · 2 wrong usage · 3 no gateway answers · 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from kvgw.cli import catalog, doctor, inspect, serve
+from kvgw.cli.output import error_console
+from kvgw.errors import Code, KvgwError, Outage
+from storage.errors import StorageError
+from tenancy.errors import TenancyError
+
+app = typer.Typer(
+    name="kvgw",
+    help="Multi-tenant KV-cache object storage gateway on S3 and NVMe.",
+    epilog="Start with: kvgw serve   ·   then in another shell: kvgw status",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+app.command("serve")(serve.serve)
+app.command("migrate")(catalog.migrate)
+app.command("status")(inspect.status)
+app.command("stats")(inspect.stats)
+app.command("doctor")(doctor.doctor)
+app.add_typer(inspect.namespaces, name="namespace")
+
+
+def main() -> None:
+    """Entry point of the ``kvgw`` script."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except (KvgwError, StorageError, TenancyError) as error:
+        error_console().print(f"[bold red]kvgw:[/] {error}", highlight=False, soft_wrap=True)
+        sys.exit(3 if isinstance(error, Outage) and error.code is Code.UNAVAILABLE else 1)

@@ -1,0 +1,173 @@
+"""Examination of a set-up for ``kvgw doctor``: looks at everything, changes nothing, says what to do."""
+
+from __future__ import annotations
+
+import resource
+import shutil
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from enum import StrEnum
+from pathlib import Path
+
+from msgspec import Struct
+
+from kvgw.cli.output import human_bytes
+from kvgw.datadir import check_folder, holder
+from kvgw.errors import KvgwError
+from kvgw.runtime import SystemClock, SystemRng, ThreadWorkers
+from kvgw.settings import Settings
+from kvgw.wiring import s3_options
+from storage.errors import StorageError
+from storage.s3 import S3Capabilities, S3Tier
+from tenancy import migrate
+from tenancy.errors import TenancyError
+from tenancy.rootkey import FileRootKey
+
+
+class Verdict(StrEnum):
+    """How a finding is."""
+
+    GOOD = "good"
+    NOTE = "note"
+    BAD = "bad"
+
+
+class Finding(Struct, frozen=True):
+    """One thing that was looked at; `remedy` is empty when there is nothing to do."""
+
+    subject: str
+    verdict: Verdict
+    what: str
+    remedy: str = ""
+
+
+async def examine(settings: Settings, folder: Path) -> list[Finding]:
+    """All findings about a gateway with these settings on this data folder."""
+    findings = [_guarded("data folder", lambda: _data_folder(folder))]
+    if findings[0].verdict is Verdict.GOOD:
+        findings.append(_guarded("catalog", lambda: _catalog(settings, folder)))
+        findings.append(await _root_key(folder))
+    findings.append(_guarded("disk", lambda: _disk(settings, folder)))
+    findings.append(_memory(settings))
+    findings += await _s3(settings)
+    return findings
+
+
+def _guarded(subject: str, look: Callable[[], Finding]) -> Finding:
+    try:
+        return look()
+    except (KvgwError, StorageError, TenancyError, OSError, sqlite3.Error) as error:
+        return Finding(subject, Verdict.BAD, str(error), "see the sentence on the left")
+
+
+def _data_folder(folder: Path) -> Finding:
+    if not folder.exists():
+        return Finding("data folder", Verdict.NOTE, f"{folder} does not exist yet", "kvgw serve makes it")
+    check_folder(folder)
+    owner = holder(folder)
+    state = f"in use by {owner}" if owner else "no gateway runs on it"
+    return Finding("data folder", Verdict.GOOD, f"private; {state}")
+
+
+def _catalog(settings: Settings, folder: Path) -> Finding:
+    file = Path(settings.catalog.file) if settings.catalog.file else folder / "catalog.db"
+    if not file.exists():
+        return Finding("catalog", Verdict.NOTE, "none yet", "kvgw serve makes it")
+    # Read-only and without SQLAlchemy, so that a running gateway's one connection stays the only one that writes.
+    with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as connection:
+        row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
+    revision = row[0] if row else None
+    newest = migrate.newest_revision()
+    if revision == newest:
+        return Finding("catalog", Verdict.GOOD, f"revision {revision}, the newest")
+    if revision in migrate.known_revisions():
+        return Finding("catalog", Verdict.NOTE, f"revision {revision}, this release has {newest}", "run kvgw migrate")
+    return Finding(
+        "catalog",
+        Verdict.BAD,
+        f"revision {revision} is not known to this release (newest {newest})",
+        "run a newer kvgw",
+    )
+
+
+async def _root_key(folder: Path) -> Finding:
+    keys = folder / "keys"
+    workers = ThreadWorkers(1)
+    try:
+        root = await FileRootKey.open(keys, workers, SystemRng().token)
+    except TenancyError as error:
+        return Finding("root key", Verdict.BAD, str(error), "see the sentence on the left")
+    finally:
+        workers.close()
+    return Finding("root key", Verdict.GOOD, f"key id {root.key_id}; keep a copy of {keys} apart from the data")
+
+
+def _disk(settings: Settings, folder: Path) -> Finding:
+    if not settings.nvme.enabled:
+        return Finding("disk", Verdict.GOOD, "the NVMe tier is off")
+    root = Path(settings.nvme.dir) if settings.nvme.dir else folder / "nvme"
+    existing = next(one for one in (root, *root.parents) if one.exists())
+    free = shutil.disk_usage(existing).free
+    used = sum(file.stat().st_size for file in root.rglob("*") if file.is_file()) if root.exists() else 0
+    if used + free < settings.nvme.capacity_bytes:
+        return Finding(
+            "disk",
+            Verdict.NOTE,
+            f"nvme.capacity_bytes is {human_bytes(settings.nvme.capacity_bytes)}, but {existing} has room for "
+            f"{human_bytes(used + free)}",
+            "lower nvme.capacity_bytes, or use a larger disk; until then the disk's own free space is the limit",
+        )
+    return Finding("disk", Verdict.GOOD, f"{human_bytes(free)} free for blobs at {existing}")
+
+
+def _memory(settings: Settings) -> Finding:
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    size = settings.staging.bytes
+    if soft != resource.RLIM_INFINITY and soft < size and not _may_lock():
+        return Finding(
+            "memory",
+            Verdict.NOTE,
+            f"only {human_bytes(soft)} may be locked, staging has {human_bytes(size)}: plaintext may reach swap",
+            "raise RLIMIT_MEMLOCK (LimitMEMLOCK= in systemd, --ulimit memlock= in Docker), or switch swap off",
+        )
+    return Finding("memory", Verdict.GOOD, f"staging of {human_bytes(size)} can be locked into RAM")
+
+
+def _may_lock() -> bool:
+    """Whether this process may lock memory beyond its limit (CAP_IPC_LOCK, bit 14)."""
+    with open("/proc/self/status", encoding="ascii") as file:
+        effective = next(line.split()[1] for line in file if line.startswith("CapEff:"))
+    return bool(int(effective, 16) >> 14 & 1)
+
+
+async def _s3(settings: Settings) -> list[Finding]:
+    if not settings.s3.bucket:
+        return [Finding("S3", Verdict.GOOD, "no bucket is named: no S3 tier")]
+    try:
+        tier = await S3Tier.open(s3_options(settings.s3), clock=SystemClock())
+    except (StorageError, KvgwError) as error:
+        return [Finding("S3", Verdict.BAD, str(error), "correct the s3 settings")]
+    try:
+        found = await tier.probe()
+    finally:
+        await tier.aclose()
+    return [_s3_verdict(settings, found), *(Finding("S3", Verdict.NOTE, message) for message in found.messages)]
+
+
+def _s3_verdict(settings: Settings, found: S3Capabilities) -> Finding:
+    if not found.usable:
+        return Finding(
+            "S3",
+            Verdict.BAD,
+            f"bucket {settings.s3.bucket} cannot be used: reachable {found.reachable}, put {found.put}, "
+            f"get {found.get}, list {found.list}, delete {found.delete}",
+            "see the notes below",
+        )
+    abilities = [
+        f"versions {found.versioning}",
+        f"object lock {found.object_lock}",
+        f"rejects wrong checksums {found.checksum_mismatch_rejected}",
+        f"conditional put {found.conditional_put}",
+    ]
+    return Finding("S3", Verdict.GOOD, f"bucket {settings.s3.bucket} works; {', '.join(abilities)}")

@@ -1,0 +1,166 @@
+"""What operators ask: how the gateway is, and the namespaces of their tenant."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import kvgw
+from kvgw.gateway.directory import Directory
+from kvgw.gateway.rooms import Rooms
+from kvgw.model import (
+    NamespaceCreateRequest,
+    NamespaceInfo,
+    NamespacesReply,
+    StagingStatus,
+    StatReply,
+    StatusReply,
+    TierStatus,
+)
+from storage.arena import Arena
+from storage.nvme import NvmeState, NvmeTier
+from tenancy.access import Caller, Permission
+from tenancy.errors import CatalogUnavailable, KeyRefused, KeyUnavailable, NamespaceUnknown
+from tenancy.model import Namespace
+from tenancy.provision import create_namespace
+from tenancy.registry import Policy
+from tenancy.rootkey import RootKey
+from tenancy.schema import UNLIMITED
+
+
+@dataclass(frozen=True, slots=True)
+class AdminVerbs:
+    """Answers to operators. Raises the rooms' errors."""
+
+    rooms: Rooms
+    directory: Directory
+    arena: Arena
+    nvme: NvmeTier | None
+    root: RootKey
+    default_policy: Policy
+
+    async def status(self, caller: Caller) -> StatusReply:
+        """The state of every room. What cannot be asked now is said in a note, not raised."""
+        caller.require(Permission.READ)
+        notes: list[str] = []
+        catalog = await self._check_catalog(notes)
+        root_key = await self._check_root_key(notes)
+        tiers = [await self._tier(label, notes) for label in self.rooms.tiers]
+        behind_ms = self.rooms.time.behind_ms
+        if behind_ms > 1000:
+            notes.append(f"the clock is {behind_ms / 1000:.0f} s behind the catalog's; entries expire by the catalog's")
+        return StatusReply(
+            version=kvgw.__version__,
+            node=self.rooms.catalog.node.node,
+            boot=self.rooms.catalog.node.boot,
+            catalog=catalog,
+            root_key=root_key,
+            ready=catalog == "ok" and root_key == "ok",
+            notes=notes,
+            staging=self._staging(),
+            tiers=tiers,
+            connections=int(self.rooms.metrics.connections._value.get()),
+        )
+
+    async def create_namespace(self, caller: Caller, request: NamespaceCreateRequest) -> NamespaceInfo:
+        """Make a namespace with the defaults of this gateway where the request names no value."""
+        caller.require(Permission.ADMIN)
+        defaults = self.default_policy
+        max_ttl_ms = request.max_ttl_ms or max(defaults.max_ttl_ms, request.default_ttl_ms or 0)
+        policy = Policy(
+            durability=request.durability or defaults.durability,
+            default_ttl_ms=request.default_ttl_ms or min(defaults.default_ttl_ms, max_ttl_ms),
+            max_ttl_ms=max_ttl_ms,
+            limit_bytes=request.limit_bytes or UNLIMITED,
+            limit_objects=request.limit_objects or UNLIMITED,
+        )
+        rooms = self.rooms
+        await create_namespace(
+            rooms.catalog, rooms.keyring, rooms.rng.token, rooms.time.now_ms(), caller.tenant, request.name, policy
+        )
+        self.directory.forget(caller.tenant)
+        made = await rooms.catalog.namespace(caller.tenant, request.name)
+        if made is None:
+            raise NamespaceUnknown(f"the namespace {request.name!r} was deleted in the moment of its making")
+        return await self._describe(made)
+
+    async def namespaces(self, caller: Caller) -> NamespacesReply:
+        """All namespaces of the caller's tenant."""
+        caller.require(Permission.READ)
+        found = await self.rooms.catalog.namespaces(caller.tenant)
+        return NamespacesReply([await self._describe(one) for one in found])
+
+    async def _describe(self, namespace: Namespace) -> NamespaceInfo:
+        return NamespaceInfo(
+            name=namespace.name,
+            state=namespace.state,
+            durability=namespace.durability,
+            default_ttl_ms=namespace.default_ttl_ms,
+            max_ttl_ms=namespace.max_ttl_ms,
+            epoch=namespace.epoch,
+            usage=await usage_of(self.rooms, namespace),
+        )
+
+    async def _check_catalog(self, notes: list[str]) -> str:
+        try:
+            await self.rooms.catalog.high_water_ms()
+        except CatalogUnavailable as error:
+            notes.append(str(error))
+            return "unavailable"
+        return "ok"
+
+    async def _check_root_key(self, notes: list[str]) -> str:
+        try:
+            await self.root.check()
+        except (KeyUnavailable, KeyRefused) as error:
+            notes.append(str(error))
+            return "unavailable"
+        return "ok"
+
+    async def _tier(self, label: str, notes: list[str]) -> TierStatus:
+        count = length = age_ms = 0
+        now_ms = self.rooms.time.now_ms()
+        try:
+            for tenant, _ in await self.rooms.catalog.tenants():
+                for namespace in await self.rooms.catalog.namespaces(tenant):
+                    waiting = (await self.rooms.catalog.outbox_length(namespace.scope)).get(label)
+                    if waiting is not None:
+                        count, length = count + waiting[0], length + waiting[1]
+                        age_ms = max(age_ms, now_ms - waiting[2])
+        except CatalogUnavailable:
+            count = length = age_ms = -1  # said by the note about the catalog
+        state, reason, used, limit = "ok", "", -1, -1
+        if label == "nvme" and self.nvme is not None:
+            space = self.nvme.statistics
+            state, reason, used, limit = space.state.value, space.reason, space.used_bytes, space.limit_bytes
+            if space.state is not NvmeState.OK:
+                notes.append(f"the NVMe tier takes no writes: {space.reason}")
+        return TierStatus(label, state, reason, used, limit, count, length, age_ms)
+
+    def _staging(self) -> StagingStatus:
+        now = self.rooms.staging.statistics()
+        refusals = self.arena.memory.refusals
+        return StagingStatus(
+            capacity_bytes=now.windows.capacity_bytes + now.residents.capacity_bytes,
+            window_bytes=now.windows.used_bytes,
+            clean_bytes=now.clean_bytes,
+            dirty_bytes=now.dirty_bytes,
+            free_bytes=now.windows.free_bytes + now.residents.free_bytes,
+            waiting=now.waiters,
+            locked=f"not locked: {refusals['lock']}" if "lock" in refusals else "locked",
+        )
+
+
+async def usage_of(rooms: Rooms, namespace: Namespace) -> StatReply:
+    """Counters and counts of one namespace."""
+    usage, entries, chunks, formats = await rooms.catalog.usage(namespace.scope)
+    return StatReply(
+        namespace=namespace.name,
+        entries=entries,
+        chunks=chunks,
+        stored_bytes=usage.stored_bytes,
+        limit_bytes=usage.limit_bytes,
+        objects=usage.objects,
+        limit_objects=usage.limit_objects,
+        s3_bytes=usage.s3_bytes,
+        formats=formats,
+    )
