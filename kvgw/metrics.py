@@ -19,76 +19,51 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.requests = Counter(
-            "kvgw_requests", "Requests by operation and result code.", ["op", "code"], registry=self.registry
-        )
+        self._count_requests()
+        self._count_chunks()
+        self._count_maintenance()
+        self._gauge()
+
+    def _count_requests(self) -> None:
+        self.requests = self._counter("requests", "Requests by operation and result code.", "op", "code")
         self.request_seconds = Histogram(
             "kvgw_request_seconds", "Time to answer a request.", ["op"], buckets=_SECONDS, registry=self.registry
         )
-        self.match_keys = Counter(
-            "kvgw_match_keys", "Keys asked for in matches, by outcome.", ["outcome"], registry=self.registry
+        self.match_keys = self._counter("match_keys", "Keys asked for in matches, by outcome.", "outcome")
+        self.aborts_failed = self._counter("aborts_failed", "Reservations left to their lease as an abort failed.")
+
+    def _count_chunks(self) -> None:
+        self.get_chunks = self._counter("get_chunks", "Chunks asked for in GETs, by outcome.", "outcome")
+        self.get_bytes = self._counter("get_bytes", "Plaintext bytes delivered, by the tier that had them.", "tier")
+        self.put_bytes = self._counter("put_bytes", "Plaintext bytes of chunks stored.")
+        self.refused_blobs = self._counter(
+            "refused_blobs", "Blobs that were not what their row says, by tier and check.", "tier", "check"
         )
-        self.get_chunks = Counter(
-            "kvgw_get_chunks", "Chunks asked for in GETs, by outcome.", ["outcome"], registry=self.registry
+        self.tier_failures = self._counter("tier_failures", "Operations that a tier failed.", "tier", "op")
+
+    def _count_maintenance(self) -> None:
+        self.maintenance_failures = self._counter("maintenance_failures", "Maintenance runs that failed.", "job")
+        self.written_back = self._counter(
+            "written_back_bytes", "Sealed bytes written by write-back and promotion, by tier.", "tier"
         )
-        self.get_bytes = Counter(
-            "kvgw_get_bytes", "Plaintext bytes delivered, by the tier that had them.", ["tier"], registry=self.registry
-        )
-        self.put_bytes = Counter("kvgw_put_bytes", "Plaintext bytes of chunks stored.", registry=self.registry)
-        self.refused_blobs = Counter(
-            "kvgw_refused_blobs",
-            "Blobs that were not what their row says, by tier and check.",
-            ["tier", "check"],
-            registry=self.registry,
-        )
-        self.tier_failures = Counter(
-            "kvgw_tier_failures",
-            "Operations that a tier failed, by tier and operation.",
-            ["tier", "op"],
-            registry=self.registry,
-        )
-        self.orphans = Counter(
-            "kvgw_orphans", "Blobs left for the orphan sweep, by tier.", ["tier"], registry=self.registry
-        )
-        self.aborts_failed = Counter(
-            "kvgw_aborts_failed", "Reservations left to their lease because an abort failed.", registry=self.registry
-        )
-        self.maintenance_failures = Counter(
-            "kvgw_maintenance_failures",
-            "Maintenance runs that ended in an error, by job.",
-            ["job"],
-            registry=self.registry,
-        )
-        self.written_back = Counter(
-            "kvgw_written_back_bytes",
-            "Sealed bytes written by write-back and promotion, by tier.",
-            ["tier"],
-            registry=self.registry,
-        )
-        self.swept = Counter(
-            "kvgw_swept_blobs", "Blobs deleted by the sweep, by tier.", ["tier"], registry=self.registry
-        )
-        self.ended = Counter("kvgw_ended_entries", "Entries that ended, by reason.", ["reason"], registry=self.registry)
-        self.outbox = Gauge(
-            "kvgw_outbox_blobs", "Blobs waiting to be written into a tier.", ["tier"], registry=self.registry
-        )
-        self.outbox_seconds = Gauge(
-            "kvgw_outbox_seconds", "Age of the oldest blob waiting to be written.", ["tier"], registry=self.registry
-        )
-        self.tier_bytes = Gauge("kvgw_tier_bytes", "Bytes of blobs in a local tier.", ["tier"], registry=self.registry)
-        self.tier_up = Gauge(
-            "kvgw_tier_up",
-            "1 when the tier takes writes, 0 when it is full or fails.",
-            ["tier"],
-            registry=self.registry,
-        )
-        self.staging_bytes = Gauge(
-            "kvgw_staging_bytes", "Bytes of staging, by what holds them.", ["kind"], registry=self.registry
-        )
-        self.connections = Gauge("kvgw_connections", "Open client connections.", registry=self.registry)
-        self.clock_behind = Gauge(
-            "kvgw_clock_behind_seconds", "By how much the clock is behind the catalog's.", registry=self.registry
-        )
+        self.swept = self._counter("swept_blobs", "Blobs deleted by the sweep, by tier.", "tier")
+        self.orphans = self._counter("orphans", "Blobs left for the orphan sweep, by tier.", "tier")
+        self.ended = self._counter("ended_entries", "Entries that ended, by reason.", "reason")
+
+    def _gauge(self) -> None:
+        self.outbox = self._gauge_of("outbox_blobs", "Blobs waiting to be written into a tier.", "tier")
+        self.outbox_seconds = self._gauge_of("outbox_seconds", "Age of the oldest blob waiting to be written.", "tier")
+        self.tier_bytes = self._gauge_of("tier_bytes", "Bytes of blobs in a local tier.", "tier")
+        self.tier_up = self._gauge_of("tier_up", "1 when the tier takes writes, 0 when it is full or fails.", "tier")
+        self.staging_bytes = self._gauge_of("staging_bytes", "Bytes of staging, by what holds them.", "kind")
+        self.connections = self._gauge_of("connections", "Open client connections.")
+        self.clock_behind = self._gauge_of("clock_behind_seconds", "By how much the clock is behind the catalog's.")
+
+    def _counter(self, name: str, what: str, *labels: str) -> Counter:
+        return Counter(f"kvgw_{name}", what, labels, registry=self.registry)
+
+    def _gauge_of(self, name: str, what: str, *labels: str) -> Gauge:
+        return Gauge(f"kvgw_{name}", what, labels, registry=self.registry)
 
     @contextmanager
     def measured(self, request: Request) -> Iterator[None]:

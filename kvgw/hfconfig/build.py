@@ -10,6 +10,7 @@ from kvgw.canonical import Value
 from kvgw.errors import FormatError
 from kvgw.hfconfig.deployment import Deployment
 from kvgw.hfconfig.families import family_of
+from kvgw.hfconfig.patterns import layer_count
 from kvgw.hfconfig.reading import Reading
 from kvgw.kvformat import KVFormat, LayerGroup
 
@@ -67,7 +68,7 @@ def _mtp_layers(reading: Reading, layers: list[LayerGroup | None]) -> list[Layer
     """The layers for multi-token prediction, where asked for; they are like the model's own attention layers."""
     if not reading.deployment.count_mtp_layers:
         return []
-    count = reading.fields.integer("num_nextn_predict_layers", "mtp_num_hidden_layers")
+    count = layer_count(reading.fields, "num_nextn_predict_layers", "mtp_num_hidden_layers")
     kinds = {layer for layer in layers if layer is not None}
     if len(kinds) != 1 or None in layers:
         raise FormatError(

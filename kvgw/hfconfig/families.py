@@ -145,7 +145,7 @@ def _block_layers(reading: Reading) -> list[LayerGroup | None]:
     """Nemotron-NAS: every block says its own number of query heads per KV head, or that it has no attention."""
     fields = reading.fields
     blocks = fields.mappings("block_configs")
-    if len(blocks) != fields.integer("num_hidden_layers"):
+    if len(blocks) != patterns.layer_count(fields):
         raise FormatError(f"{fields.path}.block_configs has {len(blocks)} blocks, not one for each hidden layer")
     return [_block_layer(reading, block.mapping("attention")) for block in blocks]
 

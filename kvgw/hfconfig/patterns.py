@@ -22,7 +22,10 @@ class Kind(Enum):
 
 KindsRule: TypeAlias = Callable[[Reading], list[Kind]]
 
-LAYER_COUNT: Final = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+LAYERS_MAX: Final = 10_000
+"""More layers than any model has; what a config claims beyond would be memory spent on a typing error."""
+
+_LAYER_COUNT: Final = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 
 _LAYER_TYPES: Final = {
     "full_attention": Kind.FULL,
@@ -36,13 +39,21 @@ _LAYER_TYPES: Final = {
 _NEMOTRON_LETTERS: Final = {"*": Kind.FULL, "M": Kind.STATE, "E": Kind.NOTHING, "-": Kind.NOTHING}
 
 
+def layer_count(fields: Fields, *names: str) -> int:
+    """The number of layers under one of `names`, or else its usual names."""
+    count = fields.integer(*(names or _LAYER_COUNT))
+    if count > LAYERS_MAX:
+        raise FormatError(f"{fields.path} claims {count} layers; a model has at most {LAYERS_MAX}")
+    return count
+
+
 def stated(reading: Reading, name: str = "layer_types") -> list[Kind] | None:
     """The kinds of an explicit list with one entry per layer, which wins over every rule of a family."""
     fields = reading.fields
     texts = fields.texts_or_none(name)
     if texts is None:
         return None
-    count = fields.integer_or_none(*LAYER_COUNT)
+    count = fields.integer_or_none(*_LAYER_COUNT)
     if count is not None and count != len(texts):
         raise FormatError(f"{fields.path}.{name} lists {len(texts)} layers, but the model has {count}")
     return [_stated_kind(reading, name, text) for text in texts]
@@ -63,13 +74,13 @@ def all_full(reading: Reading) -> list[Kind]:
         raise reading.fields.wrong(
             "sliding_window", f"null, as {reading.model_type!r} does not say which layers would use it (layer_types)"
         )
-    return kinds or [Kind.FULL] * reading.fields.integer(*LAYER_COUNT)
+    return kinds or [Kind.FULL] * layer_count(reading.fields)
 
 
 def window_on_all(reading: Reading) -> list[Kind]:
     """Every layer has the window, if there is one."""
     window = reading.fields.integer_or_none("sliding_window")
-    return stated(reading) or [Kind.FULL if window is None else Kind.WINDOW] * reading.fields.integer(*LAYER_COUNT)
+    return stated(reading) or [Kind.FULL if window is None else Kind.WINDOW] * layer_count(reading.fields)
 
 
 def window_must_be_said(reading: Reading) -> list[Kind]:
@@ -84,7 +95,7 @@ def window_when_used(reading: Reading) -> list[Kind]:
     kinds = stated(reading)
     if kinds is not None:
         return kinds
-    count = reading.fields.integer(*LAYER_COUNT)
+    count = layer_count(reading.fields)
     if not reading.fields.flag_or_none("use_sliding_window"):
         return [Kind.FULL] * count
     first = reading.fields.integer("max_window_layers", least=0)
@@ -123,7 +134,7 @@ def period(reading: Reading) -> list[Kind]:
     length, offset = fields.integer("attn_layer_period"), fields.integer("attn_layer_offset", least=0)
     if offset >= length:
         raise fields.wrong("attn_layer_offset", f"below attn_layer_period {length}")
-    count = fields.integer(*LAYER_COUNT)
+    count = layer_count(fields)
     return [Kind.FULL if index % length == offset else Kind.STATE for index in range(count)]
 
 
@@ -139,7 +150,7 @@ def nemotron_letters(reading: Reading) -> list[Kind]:
     unknown = sorted(set(pattern) - _NEMOTRON_LETTERS.keys())
     if unknown:
         raise fields.wrong("hybrid_override_pattern", f"made of the letters {''.join(_NEMOTRON_LETTERS)}")
-    count = fields.integer(*LAYER_COUNT)
+    count = layer_count(fields)
     if len(pattern) != count:
         raise FormatError(f"{fields.path}.hybrid_override_pattern has {len(pattern)} layers, but the model has {count}")
     return [_NEMOTRON_LETTERS[letter] for letter in pattern]
@@ -150,7 +161,7 @@ def kimi_lists(reading: Reading) -> list[Kind]:
     kinds = stated(reading)
     if kinds is not None:
         return kinds
-    count = reading.fields.integer(*LAYER_COUNT)
+    count = layer_count(reading.fields)
     linear = reading.fields.mapping("linear_attn_config")
     full, states = linear.integers("full_attn_layers"), linear.integers("kda_layers")
     if sorted(full + states) != list(range(1, count + 1)):
@@ -171,7 +182,7 @@ def shared_tail(fields: Fields, kinds: list[Kind]) -> list[Kind]:
 
 
 def _every(reading: Reading, length: int, others: Kind) -> list[Kind]:
-    count = reading.fields.integer(*LAYER_COUNT)
+    count = layer_count(reading.fields)
     return [others if number % length else Kind.FULL for number in range(1, count + 1)]
 
 

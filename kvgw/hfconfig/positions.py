@@ -106,6 +106,7 @@ def _collect(fields: Fields) -> dict[str, dict[str, Value]]:
         if name in _NESTED:
             nested = fields.mapping(name)
             for inner in nested:
+                _check_name(nested, inner)
                 if nested.nests(inner):
                     by_layer = nested.mapping(inner)
                     for key in by_layer:
@@ -117,10 +118,14 @@ def _collect(fields: Fields) -> dict[str, dict[str, Value]]:
     return collected
 
 
-def _put(fields: Fields, values: dict[str, Value], name: str, value: Value) -> None:
-    """Keep one value under its modern name; refuses a second, different value."""
+def _check_name(fields: Fields, name: str) -> None:
     if "." in name:
         raise FormatError(f"{fields.path} has a field name {name!r} with a dot, which could be mistaken for nesting")
+
+
+def _put(fields: Fields, values: dict[str, Value], name: str, value: Value) -> None:
+    """Keep one value under its modern name; refuses a second, different value."""
+    _check_name(fields, name)
     if name in _THETA_NAMES:
         name = "theta"
     elif name in ("type", "rope_type"):
@@ -154,13 +159,13 @@ def _completed(reading: Reading, values: dict[str, Value]) -> dict[str, Value]:
         return complete
     limit = reading.fields.integer_or_none("max_position_embeddings")
     if limit is not None:
-        complete["max_position_embeddings"] = float(limit)
+        _put(reading.fields, complete, "max_position_embeddings", float(limit))
     if kind in _SCALED_BY_CONTEXT:
-        complete |= _by_context(reading, str(kind), complete)
+        _put(reading.fields, complete, *_by_context(reading, str(kind), complete))
     return complete
 
 
-def _by_context(reading: Reading, kind: str, values: dict[str, Value]) -> dict[str, Value]:
+def _by_context(reading: Reading, kind: str, values: dict[str, Value]) -> tuple[str, Value]:
     """What the length that the engine is opened for decides: the set of factors, or the frequencies themselves."""
     context = reading.deployment.max_context
     if context is None:
@@ -169,8 +174,8 @@ def _by_context(reading: Reading, kind: str, values: dict[str, Value]) -> dict[s
             "max_context in the Deployment"
         )
     if kind == "dynamic":
-        return {"max_context": float(context)}
+        return "max_context", float(context)
     original = values.get("original_max_position_embeddings")
     if not isinstance(original, float):
         raise reading.fields.missing("original_max_position_embeddings")
-    return {"factors": "long" if context > original else "short"}
+    return "factors", "long" if context > original else "short"

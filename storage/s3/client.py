@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import ipaddress
 import os
@@ -51,7 +52,7 @@ class GuardedResolver(aiohttp.ThreadedResolver):
         found = await super().resolve(host, port, family)
         for result in found:
             if ipaddress.ip_address(result["host"].partition("%")[0]).is_link_local:
-                raise OSError(f"{host} resolves to the link-local address {result['host']}")
+                raise OSError(errno.EACCES, f"{host} resolves to the link-local address {result['host']}")
         return found
 
 

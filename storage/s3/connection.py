@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import aiohttp
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
 from storage.errors import TierUnavailable
 from storage.s3.api import BucketName, S3Client
@@ -38,6 +38,9 @@ class S3Connection:
         try:
             async with asyncio.timeout(self.options.request_timeout_s):
                 yield await self.connected()
+        except NoCredentialsError as error:
+            await self._forget_client()
+            raise translated(error, self.options, act) from error
         except (TimeoutError, BotoCoreError, ClientError, aiohttp.ClientError) as error:
             raise translated(error, self.options, act) from error
 
@@ -49,6 +52,11 @@ class S3Connection:
             if self._client is None:
                 self._client = await self._stack.enter_async_context(make_client(self.options))
             return self._client
+
+    async def _forget_client(self) -> None:
+        """Drop a client that was made without credentials, so that the next request looks for them again."""
+        self._client = None
+        await self._stack.aclose()
 
     async def aclose(self) -> None:
         self._closed = True

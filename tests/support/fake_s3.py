@@ -12,6 +12,7 @@ which the connection is closed, or none to behave for one request.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections import deque
 from dataclasses import dataclass
 from typing import Self
@@ -45,14 +46,15 @@ def error(code: str, **details: str) -> bytes:
 class FakeS3:
     """The server, on a free port of 127.0.0.1 while its context lasts."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+        self._tls = tls
         self.faults: deque[bytes | None] = deque()
         self.requests: list[Request] = []
         self.objects: dict[str, bytes] = {}
         self._open: set[asyncio.StreamWriter] = set()
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._tls)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -68,7 +70,7 @@ class FakeS3:
 
     @property
     def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http{'s' if self._tls else ''}://127.0.0.1:{self.port}"
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._open.add(writer)
@@ -93,6 +95,8 @@ class FakeS3:
         request = Request(method, target, headers, body)
         self.requests.append(request)
         fault = self.faults.popleft() if self.faults else None
+        if fault is not None and method == "HEAD":
+            fault = fault.partition(HEAD_END)[0] + HEAD_END
         writer.write(fault if fault is not None else self._behave(request))
         await writer.drain()
         return fault is None

@@ -1,0 +1,31 @@
+"""Tables of the catalog (SQLAlchemy Core), the same on SQLite and PostgreSQL.
+
+Every table of a tenant leads its keys with tenant and namespace, so that no constraint can reveal another tenant's
+row. Times are Unix milliseconds. Migrations in ``migrations/`` create these tables; a test compares the two.
+"""
+
+from tenancy.schema.base import TENANT_SCOPE, UNLIMITED, metadata, owned
+from tenancy.schema.chunks import chunk, entry, entry_label, kv_format, placement, tombstone
+from tenancy.schema.processes import clock_mark, gateway_process
+from tenancy.schema.tenants import api_token, namespace, namespace_key, quota, reservation, tenant
+
+__all__ = [
+    "TENANT_SCOPE",
+    "UNLIMITED",
+    "api_token",
+    "chunk",
+    "clock_mark",
+    "entry",
+    "entry_label",
+    "gateway_process",
+    "kv_format",
+    "metadata",
+    "namespace",
+    "namespace_key",
+    "owned",
+    "placement",
+    "quota",
+    "reservation",
+    "tenant",
+    "tombstone",
+]

@@ -1,0 +1,25 @@
+"""Tables outside tenants: gateway processes, and the catalog's clock."""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, CheckConstraint, Column, Integer, String, Table
+
+from tenancy.schema.base import metadata
+
+gateway_process = Table(
+    "gateway_process",
+    metadata,
+    Column("boot_id", String(32), primary_key=True),
+    Column("node", String(64), nullable=False),
+    Column("version", String(32), nullable=False),
+    Column("started_ms", BigInteger, nullable=False),
+    Column("heartbeat_ms", BigInteger, nullable=False),
+)
+
+clock_mark = Table(
+    "clock_mark",
+    metadata,
+    Column("mark_id", Integer, primary_key=True),
+    Column("high_water_ms", BigInteger, nullable=False),
+    CheckConstraint("mark_id = 1", name="single"),
+)
