@@ -60,7 +60,7 @@ class Eviction:
         """A slot of `nbytes`, by as little eviction as gets it. None, and nothing evicted, when it cannot be had.
 
         Victims go in fair order until the slot fits. When twice the wanted bytes were not enough, the free ones are
-        too scattered; then the shortest run that can be cleared as a whole is, whatever lies in it.
+        too scattered; then a run of the wanted length is cleared, whatever lies in it.
         """
         slot = self._zone.allocate(nbytes)
         wanted = size_class(nbytes)
@@ -68,7 +68,7 @@ class Eviction:
             return slot
         victim = self._next_victim()
         # A victim at least as large makes room for certain; that is the common case, so no run is looked for.
-        if victim is None or (victim.slot.reserved_bytes < wanted and self._shortest_run(wanted) is None):
+        if victim is None or (victim.slot.reserved_bytes < wanted and self._clearable(wanted) is None):
             return None
         freed = 0
         while slot is None and victim is not None and freed < 2 * wanted:
@@ -77,7 +77,7 @@ class Eviction:
             slot = self._zone.allocate(nbytes)
             victim = self._next_victim()
         if slot is None:
-            self._clear(self._shortest_run(wanted))
+            self._clear(self._clearable(wanted))
             slot = self._zone.allocate(nbytes)
         assert slot is not None, f"a run of {wanted} free bytes vanished"
         return slot
@@ -89,20 +89,20 @@ class Eviction:
         names = (name for name in self.policy.victims(owner) if name in self._candidates)
         return self._candidates[next(names)]
 
-    def _shortest_run(self, wanted: int) -> range | None:
-        """The shortest run of free and evictable bytes, as offsets, that is long enough."""
+    def _clearable(self, wanted: int) -> range | None:
+        """`wanted` offsets without a slot that must stay, at the start of the shortest run of such that has room."""
         end = self._zone.offset + self._zone.capacity_bytes
-        best: range | None = None
+        best: tuple[int, int] | None = None  # length, start
         start = self._zone.offset
         for offset, length in [*sorted(self._walls.items()), (end, 0)]:
-            if offset - start >= wanted and (best is None or offset - start < len(best)):
-                best = range(start, offset)
+            if offset - start >= wanted and (best is None or offset - start < best[0]):
+                best = offset - start, start
             start = offset + length
-        return best
+        return None if best is None else range(best[1], best[1] + wanted)
 
-    def _clear(self, run: range | None) -> None:
-        assert run is not None, "eviction cannot shorten a run of free and evictable bytes"
-        for resident in [resident for resident in self._candidates.values() if resident.slot.offset in run]:
+    def _clear(self, offsets: range | None) -> None:
+        assert offsets is not None, "eviction cannot shorten a run of free and evictable bytes"
+        for resident in [resident for resident in self._candidates.values() if resident.slot.offset in offsets]:
             self._drop(resident)
 
     def _drop(self, resident: Resident) -> None:

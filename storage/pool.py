@@ -72,7 +72,7 @@ class Pool:
         """Grant what can be granted. Reads come before drafts: under pressure a PUT is shed before a GET."""
         granted: list[AnyAsk] = []
         while served := [*self.windows.serve(), *self.reads.serve(), *self.drafts.serve()]:
-            granted += served  # and again: a fill that has begun now can be joined by one who stood before it in line
+            granted += served  # and again: a tenant that has come into a guarantee by this may have ceased to borrow
         return granted
 
     def close(self, reason: str) -> list[AnyAsk]:

@@ -297,23 +297,39 @@ def test_dirty_residents_leave_room_for_reads() -> None:
     assert pool.advance() == [ask]
 
 
-def test_scattered_bytes_are_cleared_as_the_shortest_run() -> None:
-    pool = make_pool(
-        shares=Shares(
-            window_bytes=PAGE, tenants=0, guaranteed_window_bytes=0, guaranteed_resident_bytes=0, read_bytes=0
-        )
-    )
+UNSHARED = Shares(window_bytes=PAGE, tenants=0, guaranteed_window_bytes=0, guaranteed_resident_bytes=0, read_bytes=0)
+
+
+def test_nothing_is_evicted_for_what_cannot_be_had() -> None:
+    pool = make_pool(shares=UNSHARED)
     for number in range(16):
         stored(pool, A, f"a{number}", dirty=number in (2, 7))
-    placed = {number: pool.residents.find(f"a{number}") for number in (2, 7)}
-    offsets = {number: resident.slot.offset for number, resident in placed.items() if resident is not None}
-    granted(ask_read(pool, B, "large", 8))
-    assert whole(pool, "a2")
-    assert whole(pool, "a7")
-    assert offsets
-    evicted = pool.residents.eviction.evicted
-    assert ask_read(pool, B, "larger", 9).grant is None
-    assert pool.residents.eviction.evicted == evicted, "nothing is evicted for what cannot be had"
+    assert ask_read(pool, B, "nine", 9).grant is None, "the longest run between dirty ones has eight pages"
+    assert pool.residents.eviction.evicted == 0
+    assert granted(ask_read(pool, C, "eight", 8)), "by eviction of the run, not of dirty ones"
+    assert pool.residents.dirty_names() == ["a2", "a7"]
+
+
+def test_scattered_victims_are_followed_by_one_run() -> None:
+    pool = make_pool(shares=UNSHARED)
+    names = [f"a{number}" for number in range(16)]
+    for name in names:
+        stored(pool, A, name)
+    for name in names[1::2]:  # to the end of the order
+        pool.soil(name)
+        pool.settle(name)
+    granted(ask_read(pool, B, "four", 4))
+    assert [name for name in names if whole(pool, name)] == ["a5", "a7", "a9", "a11", "a13", "a15"]
+
+
+def test_a_tenant_that_comes_into_a_guarantee_frees_what_it_borrowed_for_others() -> None:
+    pool = make_pool()
+    held = {tenant: granted(ask_read(pool, tenant, f"{tenant} 1", pages)) for tenant, pages in ((A, 7), (B, 1), (C, 4))}
+    pool.leave(held[B])  # C could have its guarantee now, but does not ask
+    blocked = ask_read(pool, A, "more", 2)
+    assert blocked.grant is None, "A borrows 3 and C 4 of 8 pages"
+    assert ask_read(pool, C, "one", 1).grant
+    assert blocked.grant
 
 
 def test_a_dropped_blob_stays_readable_for_those_who_have_it() -> None:
