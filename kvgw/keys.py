@@ -67,6 +67,8 @@ def prefix_keys(
 
 
 def _pack_tokens(tokens: Sequence[int]) -> bytes:
+    if isinstance(tokens, bytes | bytearray | memoryview | str):
+        raise FormatError(f"tokens must be a sequence of integers, not {type(tokens).__name__}")
     try:
         packed = array.array("I", tokens)
     except (TypeError, OverflowError) as error:

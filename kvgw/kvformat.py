@@ -157,6 +157,7 @@ class KVFormat:
         _check_extra(self.extra)
         _check_parallel(self.parallel)
         self._check_chunk_length()
+        self.canonical()  # refuses values inside positions and extra that have no canonical form
 
     def _check_chunk_length(self) -> None:
         tokens = self.tokens_per_chunk
@@ -289,6 +290,8 @@ def _check_positions(positions: tuple[Value, ...]) -> None:
 
 
 def _check_extra(extra: tuple[tuple[str, Value], ...]) -> None:
+    if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in extra):
+        raise FormatError(f"extra must be pairs of name and value, not {extra!r}")
     _check_sorted_names("extra", [name for name, _ in extra])
 
 
