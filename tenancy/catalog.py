@@ -139,8 +139,10 @@ class Catalog:
     async def expire(self, scope: Scope, now_ms: int, limit: int) -> tuple[int, list[bytes]]:
         return await self._database.write(partial(sweep.expire, scope=scope, now_ms=now_ms, limit=limit))
 
-    async def doomed(self, scope: Scope, now_ms: int, limit: int) -> list[DoomedPlacement]:
-        return await self._database.read(partial(sweep.doomed, scope=scope, node=self.node, now_ms=now_ms, limit=limit))
+    async def doomed(self, scope: Scope, tier: str, now_ms: int, limit: int) -> list[DoomedPlacement]:
+        return await self._database.read(
+            partial(sweep.doomed, scope=scope, node=self.node, tier=tier, now_ms=now_ms, limit=limit)
+        )
 
     async def purge(self, scope: Scope, gone: Sequence[DoomedPlacement], limit: int) -> int:
         return await self._database.write(partial(sweep.purge, scope=scope, node=self.node, gone=gone, limit=limit))

@@ -10,6 +10,16 @@ DURABILITIES: Final = ("staged", "nvme", "s3")
 """In rising order of what they promise."""
 
 
+def reached(*, on_nvme: bool, on_s3: bool) -> str:
+    """The durability of a chunk that is in these tiers."""
+    return "s3" if on_s3 else "nvme" if on_nvme else "staged"
+
+
+def suffices(durability: str, asked: str) -> bool:
+    """Whether `durability` promises at least what `asked` does."""
+    return DURABILITIES.index(durability) >= DURABILITIES.index(asked)
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Scope:
     """A namespace of a tenant: the unit of isolation, keys, quota and policy."""
@@ -68,11 +78,15 @@ class FoundChunk:
     length: int
     sealed_length: int
     created_ms: int
-    durability: str
     at_home: bool
     """Still in this gateway's staging, even if no tier has it yet."""
     on_nvme: bool
     on_s3: bool
+
+    @property
+    def durability(self) -> str:
+        """What its placements give it now."""
+        return reached(on_nvme=self.on_nvme, on_s3=self.on_s3)
 
 
 @dataclass(frozen=True, slots=True)

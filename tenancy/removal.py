@@ -6,9 +6,10 @@ The chunk's row stays, in state ``deleting`` and still charged, until `tenancy.s
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
-from sqlalchemy import Connection, delete, exists, select, tuple_, update
+from sqlalchemy import ColumnElement, Connection, FromClause, and_, delete, exists, or_, select, update
 
 from tenancy import quota
 from tenancy.model import Scope
@@ -28,7 +29,7 @@ def remove_entries(
         delete(entry)
         .where(
             *owned(entry, scope),
-            tuple_(entry.c.format_id, entry.c.entry_key).in_(names),
+            _named(entry, names),
         )
         .returning(entry.c.format_id, entry.c.entry_key, entry.c.blob_id)
     ).all()
@@ -94,7 +95,7 @@ def _leave_tombstones(
     connection.execute(
         delete(tombstone).where(
             *owned(tombstone, scope),
-            tuple_(tombstone.c.format_id, tombstone.c.entry_key).in_(names),
+            _named(tombstone, names),
         )
     )
     connection.execute(
@@ -110,4 +111,14 @@ def _leave_tombstones(
             }
             for format_id, entry_key in names
         ],
+    )
+
+
+def _named(table: FromClause, names: Sequence[EntryName]) -> ColumnElement[bool]:
+    """The rows of these entries: format by format, since SQLite uses no index for pairs of values."""
+    by_format: defaultdict[int, list[bytes]] = defaultdict(list)
+    for format_id, entry_key in names:
+        by_format[format_id].append(entry_key)
+    return or_(
+        *(and_(table.c.format_id == format_id, table.c.entry_key.in_(keys)) for format_id, keys in by_format.items())
     )

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, delete, exists, or_, select
 from tenancy import quota
 from tenancy.model import Node, Scope
 from tenancy.removal import remove_entries
-from tenancy.schema import chunk, entry, owned, placement, tombstone
+from tenancy.schema import UNSETTLED, chunk, entry, owned, placement, tombstone
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +57,17 @@ def delete_keys(
     return len(names), remove_entries(connection, scope, names, "deleted", now_ms)
 
 
-def doomed(connection: Connection, scope: Scope, node: Node, now_ms: int, limit: int) -> list[DoomedPlacement]:
-    """Placements whose bytes this node may delete now: S3's and its own disk's; a write in flight has had its time."""
+def doomed(
+    connection: Connection, scope: Scope, node: Node, tier: str, now_ms: int, limit: int
+) -> list[DoomedPlacement]:
+    """Placements in a tier whose bytes this node may delete now; a write in flight has had its time."""
     rows = connection.execute(
         select(placement.c.blob_id, placement.c.tier, placement.c.object)
         .where(
             *owned(placement, scope),
+            placement.c.tier == tier,
             placement.c.state == "doomed",
+            UNSETTLED,
             or_(placement.c.tier == "s3", placement.c.node == node.node),
             placement.c.not_before_ms <= now_ms,
         )

@@ -8,7 +8,7 @@ from sqlalchemy import Connection, bindparam, case, func, literal, select, updat
 
 from tenancy import quota
 from tenancy.model import Scope, Usage
-from tenancy.schema import chunk, entry, kv_format, owned, placement, reservation
+from tenancy.schema import chunk, entry, kv_format, owned, placement, reservation, unexpired
 
 
 def namespace_usage(connection: Connection, scope: Scope) -> tuple[Usage, int, int, int]:
@@ -78,7 +78,7 @@ def extend(
             *owned(entry, scope),
             entry.c.format_id == format_id,
             entry.c.entry_key.in_(entry_keys),
-            entry.c.expires_ms > now_ms,
+            unexpired(now_ms),
         )
         .values(expires_ms=case((entry.c.expires_ms > until, entry.c.expires_ms), else_=until))
     )

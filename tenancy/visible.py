@@ -7,11 +7,15 @@ active, and its bytes can be had from here: in S3, on this node's NVMe, or still
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from sqlalchemy import Connection, and_, bindparam, exists, or_, select
 
-from tenancy.model import FoundChunk, Node, Scope
-from tenancy.schema import chunk, entry, namespace, placement
+from tenancy.model import FoundChunk, Node, Scope, reached
+from tenancy.schema import chunk, entry, namespace, placement, unexpired
+
+KEYS_PER_STATEMENT: Final = 30_000
+"""Below the least number of bind parameters that a database allows in one statement (32,766)."""
 
 
 def _placed(tier: str, *conditions: object):  # type: ignore[no-untyped-def]  # a SQLAlchemy expression
@@ -41,7 +45,6 @@ _CHUNK_COLUMNS = (
     chunk.c.length,
     chunk.c.sealed_length,
     chunk.c.created_ms,
-    chunk.c.durability,
     _AT_HOME.label("at_home"),
     _ON_NVME.label("on_nvme"),
     _ON_S3.label("on_s3"),
@@ -63,12 +66,12 @@ _LOOKUP = select(entry.c.format_id, entry.c.entry_key, entry.c.ttl_ms, entry.c.e
     entry.c.namespace_id == bindparam("namespace"),
     entry.c.format_id.in_(bindparam("formats", expanding=True)),
     entry.c.entry_key.in_(bindparam("keys", expanding=True)),
-    entry.c.expires_ms > bindparam("now"),
+    unexpired(bindparam("now")),
     chunk.c.blob_id == entry.c.blob_id,
     *_REACHABLE,
 )
 
-_REACHABLE_CONTENT = select(chunk.c.chunk_id, chunk.c.blob_id, chunk.c.durability).where(
+_REACHABLE_CONTENT = select(chunk.c.chunk_id, chunk.c.blob_id, _ON_NVME.label("on_nvme"), _ON_S3.label("on_s3")).where(
     chunk.c.format_id == bindparam("format"),
     chunk.c.epoch == bindparam("epoch"),
     chunk.c.chunk_id.in_(bindparam("chunk_ids", expanding=True)),
@@ -84,26 +87,29 @@ def lookup(
     node: Node,
     now_ms: int,
 ) -> dict[bytes, FoundChunk]:
-    """Those of `entry_keys` that are visible to `node` at `now_ms`. One statement for the whole batch."""
-    rows = connection.execute(
-        _LOOKUP,
-        {
-            "tenant": scope.tenant,
-            "namespace": scope.namespace,
-            "formats": format_ids,
-            "keys": entry_keys,
-            "now": now_ms,
-            "node": node.node,
-            "boot": node.boot,
-        },
-    )
-    return {row.entry_key: FoundChunk(*[*row]) for row in rows}
+    """Those of `entry_keys` that are visible to `node` at `now_ms`. One statement, unless bind parameters run out."""
+    found: dict[bytes, FoundChunk] = {}
+    for start in range(0, len(entry_keys), KEYS_PER_STATEMENT):
+        rows = connection.execute(
+            _LOOKUP,
+            {
+                "tenant": scope.tenant,
+                "namespace": scope.namespace,
+                "formats": format_ids,
+                "keys": entry_keys[start : start + KEYS_PER_STATEMENT],
+                "now": now_ms,
+                "node": node.node,
+                "boot": node.boot,
+            },
+        )
+        found |= {row.entry_key: FoundChunk(*row) for row in rows}
+    return found
 
 
 def reachable_content(
     connection: Connection, scope: Scope, format_id: int, epoch: int, chunk_ids: Sequence[bytes], node: Node
 ) -> dict[bytes, tuple[bytes, str]]:
-    """Live chunks with this content that `node` can read: chunk id → (blob id, durability reached)."""
+    """Live chunks with this content that `node` can read: chunk id → (blob id, durability that it has now)."""
     rows = connection.execute(
         _REACHABLE_CONTENT,
         {
@@ -116,4 +122,4 @@ def reachable_content(
             "boot": node.boot,
         },
     )
-    return {row.chunk_id: (row.blob_id, row.durability) for row in rows}
+    return {row.chunk_id: (row.blob_id, reached(on_nvme=row.on_nvme, on_s3=row.on_s3)) for row in rows}

@@ -5,13 +5,14 @@ row. Times are Unix milliseconds. Migrations in ``migrations/`` create these tab
 """
 
 from tenancy.schema.base import TENANT_SCOPE, UNLIMITED, metadata, owned
-from tenancy.schema.chunks import chunk, entry, entry_label, kv_format, placement, tombstone
+from tenancy.schema.chunks import UNSETTLED, chunk, entry, entry_label, kv_format, placement, tombstone, unexpired
 from tenancy.schema.processes import clock_mark, gateway_process
 from tenancy.schema.tenants import api_token, namespace, namespace_key, quota, reservation, tenant
 
 __all__ = [
     "TENANT_SCOPE",
     "UNLIMITED",
+    "UNSETTLED",
     "api_token",
     "chunk",
     "clock_mark",
@@ -28,4 +29,5 @@ __all__ = [
     "reservation",
     "tenant",
     "tombstone",
+    "unexpired",
 ]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from sqlalchemy import (
     BigInteger,
+    BindParameter,
     CheckConstraint,
     Column,
+    ColumnElement,
     ForeignKeyConstraint,
     Index,
     Integer,
@@ -14,6 +18,7 @@ from sqlalchemy import (
     String,
     Table,
     UniqueConstraint,
+    literal_column,
     text,
 )
 
@@ -179,3 +184,12 @@ tombstone = Table(
     CheckConstraint("reason IN ('deleted', 'expired', 'evicted', 'lost')", name="reason"),
     Index("ix_tombstone_age", "tenant_id", "namespace_id", "at_ms"),
 )
+
+
+UNSETTLED: Final = placement.c.state != literal_column("'ok'")
+"""In the words of the partial index ``ix_placement_work``: SQLite uses it only for statements that repeat them."""
+
+
+def unexpired(now_ms: int | BindParameter[int]) -> ColumnElement[bool]:
+    """The entry has not expired. An expression, so that SQLite finds entries by their keys, not by their expiry."""
+    return entry.c.expires_ms - now_ms > 0

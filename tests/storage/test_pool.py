@@ -259,7 +259,7 @@ class Model(RuleBasedStateMachine):
         assert not eviction._candidates
 
 
-Model.TestCase.settings = settings(max_examples=3000, stateful_step_count=60, deadline=None)
+Model.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
 test_pool_agrees_with_the_model = Model.TestCase
 
 
