@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvgw.errors import Code, FormatError
-from kvgw.model import KEYS_MAX
+from kvgw.model import DEADLINE_MS_MAX, KEYS_MAX
 from kvgw.reports import Registered
 
 
@@ -37,18 +37,35 @@ def check_counts(keys: Sequence[bytes], buffers: Sequence[memoryview], what: str
         raise FormatError(f"{len(keys)} keys but {len(buffers)} {what}; give one for each key")
 
 
+def as_bytes(buffer: bytes | bytearray | memoryview, what: str) -> memoryview:
+    """The bytes of a buffer. Raises `FormatError` for one that is not a single run of memory."""
+    view = memoryview(buffer)
+    if not view.c_contiguous:
+        raise FormatError(f"{what} is not contiguous in memory; copy it into a buffer that is")
+    return view.cast("B")
+
+
 def writable(buffer: bytearray | memoryview, index: int) -> memoryview:
-    view = memoryview(buffer).cast("B")
+    view = as_bytes(buffer, f"buffer {index}")
     if view.readonly:
         raise FormatError(f"buffer {index} is read-only")
     return view
 
 
 def milliseconds(seconds: float) -> int:
-    count = seconds * 1000
-    if not 1 <= count <= 10 * 366 * 86_400_000:
-        raise FormatError(f"a time must be between 1 ms and ten years, not {seconds!r} s")
-    return int(count)
+    """Whole milliseconds. Raises `FormatError` for what is no number of seconds between 1 ms and ten years."""
+    number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not number or not 1 <= seconds * 1000 <= 10 * 366 * 86_400_000:
+        raise FormatError(f"a time must be between 1 ms and ten years in seconds, not {seconds!r:.80}")
+    return int(seconds * 1000)
+
+
+def deadline(seconds: float) -> float:
+    """Seconds that a call may take. Raises `FormatError` for what cannot be a deadline."""
+    milliseconds(seconds)
+    if seconds * 1000 > DEADLINE_MS_MAX:
+        raise FormatError(f"a deadline must be at most {DEADLINE_MS_MAX // 1000} seconds, not {seconds!r}")
+    return seconds
 
 
 def check_buffers(buffers: Sequence[memoryview], lengths: int, what: str) -> None:

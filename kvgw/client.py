@@ -15,9 +15,18 @@ from types import TracebackType
 from typing import Literal, TypeVar
 
 from kvgw.breaker import Breaker, BreakerOptions, BreakerState
-from kvgw.checks import check_buffers, check_counts, check_keys, milliseconds, one_namespace, writable
+from kvgw.checks import (
+    as_bytes,
+    check_buffers,
+    check_counts,
+    check_keys,
+    deadline,
+    milliseconds,
+    one_namespace,
+    writable,
+)
 from kvgw.endpoint import parse_endpoint
-from kvgw.errors import Code, FormatError, KvgwError, Outage, RequestRefused
+from kvgw.errors import Code, KvgwError, Outage, RequestRefused
 from kvgw.kvformat import KVFormat
 from kvgw.model import (
     DeleteReply,
@@ -172,7 +181,7 @@ class Client:
         Only chunks that the gateway lacks travel. Raises `FormatError` when a chunk has not exactly
         ``registered.chunk_bytes`` bytes.
         """
-        payloads = [memoryview(chunk).cast("B") for chunk in chunks]
+        payloads = [as_bytes(chunk, f"chunk {index}") for index, chunk in enumerate(chunks)]
         check_counts(keys, payloads, "chunks")
         check_buffers(payloads, registered.chunk_bytes, "chunk")
         limit = self._limit(deadline_s, self._options.write_deadline_s)
@@ -257,10 +266,7 @@ class Client:
 
     @staticmethod
     def _limit(given: float | None, default: float) -> float:
-        limit = default if given is None else given
-        if not 0 < limit < 86_400:
-            raise FormatError(f"a deadline must be between 0 and 86400 seconds, not {limit!r}")
-        return limit
+        return deadline(default if given is None else given)
 
 
 def connect(endpoint: str, *, token: str | None = None, options: ClientOptions | None = None) -> Client:

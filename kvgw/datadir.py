@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-import errno
+import asyncio
 import fcntl
 import os
 import stat
@@ -32,35 +32,44 @@ class FolderLocked(KvgwError):
 
 
 class DataFolder:
-    """An opened and locked data folder. Blocking; used before the event loop serves anybody."""
+    """An opened and locked data folder. Its look-ups are short and blocking; used before anybody is served."""
 
     def __init__(self, path: Path, lock: int) -> None:
         self.path = path
         self._lock = lock
 
     @classmethod
-    def open(cls, path: Path, *, wait_s: float = 0.0) -> DataFolder:
-        """Open and lock the folder, creating it if it is missing.
-
-        Raises `SettingsError` for a folder that cannot be used, `FolderLocked` if another process still owns it after
-        `wait_s` seconds.
-        """
-        _prepare(path)
-        lock = _open_lock(path / "kvgw.lock")
+    async def open_within(cls, path: Path, wait_s: float) -> DataFolder:
+        """Like `open`, but waits up to `wait_s` seconds for another process to let go of the folder."""
         deadline = time.monotonic() + wait_s
         while True:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError as error:
-                if error.errno not in (errno.EAGAIN, errno.EACCES) or time.monotonic() >= deadline:
-                    holder = os.pread(lock, 200, 0).decode(errors="replace").strip() or "an unnamed process"
-                    os.close(lock)
-                    raise FolderLocked(
-                        f"the data folder {path} is in use by {holder}; stop it first, or give this gateway a "
-                        "folder of its own (on Kubernetes: update strategy Recreate, or one volume for each pod)"
-                    ) from error
-                time.sleep(LOCK_POLL_SECONDS)
+                return cls.open(path)
+            except FolderLocked:
+                if time.monotonic() >= deadline:
+                    raise
+            await asyncio.sleep(LOCK_POLL_SECONDS)
+
+    @classmethod
+    def open(cls, path: Path) -> DataFolder:
+        """Open and lock the folder, creating it if it is missing.
+
+        Raises `SettingsError` for a folder that cannot be used, `FolderLocked` if another process owns it.
+        """
+        _prepare(path)
+        lock = _open_lock(path / "kvgw.lock")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            owner = _named(lock)
+            os.close(lock)
+            raise FolderLocked(
+                f"the data folder {path} is in use by {owner}; stop it first, or give this gateway a "
+                "folder of its own (on Kubernetes: update strategy Recreate, or one volume for each pod)"
+            ) from error
+        except OSError as error:
+            os.close(lock)
+            raise SettingsError(f"the data folder {path} cannot be locked: {error.strerror}") from error
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"process {os.getpid()}\n".encode(), 0)
         return cls(path, lock)
@@ -96,11 +105,15 @@ def holder(path: Path) -> str | None:
     try:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
-        return os.pread(lock, 200, 0).decode(errors="replace").strip() or "an unnamed process"
+        return _named(lock)
     else:
         return None
     finally:
         os.close(lock)
+
+
+def _named(lock: int) -> str:
+    return os.pread(lock, 200, 0).decode(errors="replace").strip() or "an unnamed process"
 
 
 def check_folder(path: Path) -> None:

@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
 
+from kvgw import wire
 from kvgw.client import Client, ClientOptions
 from kvgw.errors import Outage
 from kvgw.gateway.core import Gateway
@@ -24,6 +25,7 @@ from kvgw.wiring import World, opened
 from tenancy.access import Caller
 
 Answer = TypeVar("Answer")
+Sent = TypeVar("Sent", PutRequest, GetRequest, Question)
 
 
 class EmbeddedTransport:
@@ -33,27 +35,31 @@ class EmbeddedTransport:
         self._gateway = gateway
         self._caller = caller
         self._process = os.getpid()
+        self._closed = False
 
     async def ask(self, request: Question, answer: type[Answer]) -> Answer:
-        self._check_process()
-        reply = await self._gateway.answer(self._caller, request)
+        reply = await self._gateway.answer(self._caller, self._checked(request))
         assert isinstance(reply, answer)
         return reply
 
     async def put(self, request: PutRequest, payloads: Sequence[memoryview]) -> PutReply:
-        self._check_process()
-        return await self._gateway.put(self._caller, request, _Source(payloads))
+        return await self._gateway.put(self._caller, self._checked(request), _Source(payloads))
 
     async def get(self, request: GetRequest, into: Sequence[memoryview]) -> GetReply:
-        self._check_process()
-        return await self._gateway.get(self._caller, request, _Sink(into))
+        return await self._gateway.get(self._caller, self._checked(request), _Sink(into))
 
     async def aclose(self) -> None:
-        return  # the buffers are at hand
+        self._closed = True
 
-    def _check_process(self) -> None:
+    def _checked(self, request: Sent) -> Sent:
+        """The request as a socket would have brought it: within the same bounds, or refused with the same sentence."""
+        if self._closed:
+            raise Outage("the client is closed")
         if self._process != os.getpid():
             raise Outage("an embedded gateway belongs to the process that opened it; a forked child needs an endpoint")
+        received = wire.decode_request(wire.encode(request))
+        assert isinstance(received, type(request))
+        return received
 
 
 class _Source:

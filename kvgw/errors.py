@@ -26,6 +26,7 @@ class Code(StrEnum):
     TOO_LARGE = "too_large"
     RESERVATION_EXPIRED = "reservation_expired"
     UNSUPPORTED_VERSION = "unsupported_version"
+    """The other side speaks no wire version of this one: until one of them is rolled on or back, an outage."""
     UNAVAILABLE = "unavailable"
     BUSY = "busy"
     DEADLINE = "deadline"
@@ -36,7 +37,7 @@ class Code(StrEnum):
         return self in _RETRYABLE
 
 
-_RETRYABLE = frozenset({Code.UNAVAILABLE, Code.BUSY, Code.DEADLINE, Code.INTERNAL})
+_RETRYABLE = frozenset({Code.UNAVAILABLE, Code.BUSY, Code.DEADLINE, Code.INTERNAL, Code.UNSUPPORTED_VERSION})
 
 
 class KvgwError(Exception):

@@ -18,6 +18,9 @@ KEYS_MAX: Final = 4096
 FORMATS_MAX: Final = 64
 """Formats in one match: one per rank of a parallel engine."""
 LABELS_MAX: Final = 16
+DEADLINE_MS_MAX: Final = 240_000
+"""A request holds memory and a reservation for no longer, whatever becomes of its client. Below the shortest time in
+which a blob that no row points at yet becomes an orphan (``maintenance.nvme_orphan_grace_seconds``)."""
 BATCH_BYTES_MAX: Final = 4 * 1024 * 1024 * 1024
 """Payload bytes in one request."""
 
@@ -27,6 +30,7 @@ Fingerprint: TypeAlias = Annotated[bytes, Meta(min_length=32, max_length=32)]
 NamespaceName: TypeAlias = Annotated[str, Meta(max_length=64)]
 LabelText: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
 Milliseconds: TypeAlias = Annotated[int, Meta(ge=1, le=10 * 366 * 86_400_000)]
+DeadlineMs: TypeAlias = Annotated[int, Meta(ge=1, le=DEADLINE_MS_MAX)]
 
 
 class Durability(StrEnum):
@@ -80,7 +84,7 @@ class RegisterRequest(Struct, frozen=True, tag_field="op", tag="register"):
 
     canonical: Annotated[bytes, Meta(max_length=CANONICAL_BYTES_MAX)]
     namespace: NamespaceName = ""
-    deadline_ms: Milliseconds = 10_000
+    deadline_ms: DeadlineMs = 10_000
 
 
 class RegisterReply(Struct, frozen=True):
@@ -97,7 +101,7 @@ class MatchRequest(Struct, frozen=True, tag_field="op", tag="match"):
     namespace: NamespaceName = ""
     lease_ms: Annotated[int, Meta(ge=0, le=60_000)] = 0
     """Shields the run from eviction for so long; ends with the next `get` of it."""
-    deadline_ms: Milliseconds = 10_000
+    deadline_ms: DeadlineMs = 10_000
 
 
 class MatchReply(Struct, frozen=True):
@@ -120,7 +124,7 @@ class PutRequest(Struct, frozen=True, tag_field="op", tag="put"):
     ttl_ms: Milliseconds | None = None
     durability: Durability | None = None
     labels: Annotated[list[Label], Meta(max_length=LABELS_MAX)] = []
-    deadline_ms: Milliseconds = 30_000
+    deadline_ms: DeadlineMs = 30_000
 
 
 class PutReply(Struct, frozen=True):
@@ -136,7 +140,7 @@ class GetRequest(Struct, frozen=True, tag_field="op", tag="get"):
     fingerprint: Fingerprint
     keys: EngineKeys
     namespace: NamespaceName = ""
-    deadline_ms: Milliseconds = 10_000
+    deadline_ms: DeadlineMs = 10_000
 
 
 class Hit(Struct, frozen=True, array_like=True):
@@ -160,7 +164,7 @@ class TouchRequest(Struct, frozen=True, tag_field="op", tag="touch"):
     keys: EngineKeys
     namespace: NamespaceName = ""
     ttl_ms: Milliseconds | None = None
-    deadline_ms: Milliseconds = 10_000
+    deadline_ms: DeadlineMs = 10_000
 
 
 class TouchReply(Struct, frozen=True):
@@ -173,7 +177,7 @@ class DeleteRequest(Struct, frozen=True, tag_field="op", tag="delete"):
     fingerprint: Fingerprint
     keys: EngineKeys
     namespace: NamespaceName = ""
-    deadline_ms: Milliseconds = 30_000
+    deadline_ms: DeadlineMs = 30_000
 
 
 class DeleteReply(Struct, frozen=True):
@@ -184,7 +188,7 @@ class StatRequest(Struct, frozen=True, tag_field="op", tag="stat"):
     """Usage of one namespace."""
 
     namespace: NamespaceName = ""
-    deadline_ms: Milliseconds = 10_000
+    deadline_ms: DeadlineMs = 10_000
 
 
 class StatReply(Struct, frozen=True):
@@ -202,7 +206,7 @@ class StatReply(Struct, frozen=True):
 class StatusRequest(Struct, frozen=True, tag_field="op", tag="status"):
     """How the gateway is: for its operator."""
 
-    deadline_ms: Milliseconds = 10_000
+    deadline_ms: DeadlineMs = 10_000
 
 
 class TierStatus(Struct, frozen=True):
@@ -253,7 +257,7 @@ class NamespaceCreateRequest(Struct, frozen=True, tag_field="op", tag="namespace
     max_ttl_ms: Milliseconds | None = None
     limit_bytes: Annotated[int, Meta(ge=0, le=2**62)] = 0
     limit_objects: Annotated[int, Meta(ge=0, le=2**62)] = 0
-    deadline_ms: Milliseconds = 10_000
+    deadline_ms: DeadlineMs = 10_000
 
 
 class NamespaceInfo(Struct, frozen=True):
@@ -271,7 +275,7 @@ class NamespaceInfo(Struct, frozen=True):
 class NamespacesRequest(Struct, frozen=True, tag_field="op", tag="namespaces"):
     """The namespaces of the caller's tenant."""
 
-    deadline_ms: Milliseconds = 10_000
+    deadline_ms: DeadlineMs = 10_000
 
 
 class NamespacesReply(Struct, frozen=True):

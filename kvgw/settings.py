@@ -26,6 +26,7 @@ _SERVICE_LINK = re.compile(r"KVGW(_[A-Z0-9]+)*_(PORT|SERVICE_HOST|SERVICE_PORT)(
 _OWN_VARIABLES: Final = frozenset({"KVGW_TOKEN", "KVGW_ENDPOINT", "KVGW_CONFIG", "KVGW_DATA"})
 
 Bytes = Annotated[int, Meta(ge=0, le=2**60)]
+Seconds = Annotated[float, Meta(ge=0.05, le=30 * 86_400)]
 
 
 class SettingsError(KvgwError):
@@ -40,6 +41,8 @@ class ServerSettings(Struct, frozen=True, forbid_unknown_fields=True):
     http: Annotated[str, Meta(description="TCP address host:port of health and metrics; empty: none.")] = (
         "127.0.0.1:8471"
     )
+    tls_cert_file: Annotated[str, Meta(description="Certificate chain of the TCP listener, PEM; empty: no TLS.")] = ""
+    tls_key_file: Annotated[str, Meta(description="Key of the certificate, PEM.")] = ""
     allow_plaintext: Annotated[bool, Meta(description="Let listen be a non-loopback address without TLS.")] = False
     connections: Annotated[int, Meta(ge=1, le=65536, description="Client connections at once.")] = 512
 
@@ -89,6 +92,26 @@ class CatalogSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """The SQL catalog."""
 
     file: Annotated[str, Meta(description="SQLite file; empty: catalog.db in the data folder.")] = ""
+    url: Annotated[
+        str, Meta(description="PostgreSQL, postgresql://user@host:5432/database, without a password; empty: SQLite.")
+    ] = ""
+    password_file: Annotated[str, Meta(description="File that holds the password of url.")] = ""
+    owner_url: Annotated[
+        str, Meta(description="PostgreSQL as the owner of the tables; used by kvgw migrate alone; empty: as url.")
+    ] = ""
+    owner_password_file: Annotated[str, Meta(description="File that holds the password of owner_url.")] = ""
+    pool: Annotated[int, Meta(ge=1, le=1000, description="PostgreSQL connections of one gateway.")] = 8
+
+
+class KeySettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """Where keys are."""
+
+    dir: Annotated[str, Meta(description="Folder of the root key; empty: keys in the data folder.")] = ""
+    store: Annotated[
+        Literal["file", "s3"],
+        Meta(description="Where wrapped namespace keys are: file, for one host; s3, shared by several gateways."),
+    ] = "file"
+    s3_prefix: Annotated[str, Meta(description="Prefix of wrapped namespace keys in the bucket of s3.")] = "kvgw-keys/"
 
 
 class DefaultSettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -101,6 +124,22 @@ class DefaultSettings(Struct, frozen=True, forbid_unknown_fields=True):
     max_ttl_seconds: Annotated[int, Meta(ge=1, le=315_360_000, description="Longest TTL.")] = 30 * 86_400
 
 
+class MaintenanceSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """How often each maintenance job runs, and how long it waits before it believes what it sees."""
+
+    outbox_seconds: Annotated[Seconds, Meta(description="Between two looks for writes that are due.")] = 2.0
+    sweep_seconds: Annotated[Seconds, Meta(description="Between two sweeps of what expired or was deleted.")] = 10.0
+    evict_seconds: Annotated[Seconds, Meta(description="Between two looks at the room on disk.")] = 2.0
+    orphans_seconds: Annotated[Seconds, Meta(description="Between two looks for blobs without a row.")] = 600.0
+    heartbeat_seconds: Annotated[Seconds, Meta(description="Between two heartbeats.")] = 5.0
+    nvme_orphan_grace_seconds: Annotated[
+        Seconds, Meta(description="A blob on disk must lack a row for so long; above the longest PUT deadline.")
+    ] = 300.0
+    s3_orphan_grace_seconds: Annotated[
+        Seconds, Meta(description="The same for S3; above the longest PUT deadline of any gateway.")
+    ] = 86_400.0
+
+
 class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     """All settings of a gateway."""
 
@@ -109,7 +148,9 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     nvme: NvmeSettings = NvmeSettings()
     s3: S3Settings = S3Settings()
     catalog: CatalogSettings = CatalogSettings()
+    keys: KeySettings = KeySettings()
     defaults: DefaultSettings = DefaultSettings()
+    maintenance: MaintenanceSettings = MaintenanceSettings()
     node: Annotated[
         str, Meta(max_length=64, description="Name of this node; empty: made once, kept in the data folder.")
     ] = ""

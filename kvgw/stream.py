@@ -48,13 +48,15 @@ class FrameStream:
                 raise ConnectionEnded("ended in the middle of a frame" if at else "ended")
             at += count
 
-    async def receive(self) -> tuple[Frame, bytes]:
+    async def receive(self, header_bytes_max: int = wire.HEADER_BYTES_MAX) -> tuple[Frame, bytes]:
         """The next frame's prefix and header; its payload is still to be received.
 
         Raises `ConnectionEnded`, or `RequestRefused` for what is not a frame; the stream is of no use after either.
         """
         await self.receive_into(memoryview(self._prefix))
         frame = wire.decode_prefix(self._prefix)
+        if frame.header_bytes > header_bytes_max:
+            raise RequestRefused(f"frame header of {frame.header_bytes} bytes is over the limit of {header_bytes_max}")
         header = bytearray(frame.header_bytes)
         await self.receive_into(memoryview(header))
         return frame, bytes(header)

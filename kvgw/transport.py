@@ -65,24 +65,24 @@ class SocketTransport:
     async def ask(self, request: Question, answer: type[Answer]) -> Answer:
         async with self._exchange() as exchange:
             await exchange.send_request(request)
-            return wire.decode(await exchange.expect(Kind.DONE), answer)
+            return _decoded(await exchange.expect(Kind.DONE), answer)
 
     async def put(self, request: PutRequest, payloads: Sequence[memoryview]) -> PutReply:
         async with self._exchange() as exchange:
             await exchange.send_request(request)
-            wanted = wire.decode(await exchange.expect(Kind.WANTED), Wanted)
+            wanted = _decoded(await exchange.expect(Kind.WANTED), Wanted)
             for index in wanted.indices:
                 if not 0 <= index < len(payloads):
                     raise wire.broken(f"went out of step: it wants chunk {index} of {len(payloads)}")
                 await exchange.send_data(index, payloads[index])
-            return wire.decode(await exchange.expect(Kind.DONE), PutReply)
+            return _decoded(await exchange.expect(Kind.DONE), PutReply)
 
     async def get(self, request: GetRequest, into: Sequence[memoryview]) -> GetReply:
         filled: set[int] = set()
         try:
             async with self._exchange() as exchange:
                 await exchange.send_request(request)
-                reply = wire.decode(await exchange.receive_data(into, filled), GetReply)
+                reply = _decoded(await exchange.receive_data(into, filled), GetReply)
         except BaseException:
             _zero(into, filled)
             raise
@@ -95,6 +95,7 @@ class SocketTransport:
 
     async def aclose(self) -> None:
         self._closed = True
+        self._leave_to_parent()
         while self._free:
             self._free.pop().close()
 
@@ -117,12 +118,15 @@ class SocketTransport:
     def _take_free(self) -> FrameStream | None:
         if self._closed:
             raise Outage("the client is closed")
+        self._leave_to_parent()
+        return self._free.pop() if self._free else None
+
+    def _leave_to_parent(self) -> None:
+        """A forked child shares its parent's connections; using or ending one would break the parent's exchanges."""
         if self._process != os.getpid():
-            # A forked child shares its parent's connections; using one would mix up two processes' answers.
             while self._free:
                 self._free.pop().abandon()
             self._process = os.getpid()
-        return self._free.pop() if self._free else None
 
     def _give_back(self, stream: FrameStream) -> None:
         if self._closed or self._process != os.getpid():
@@ -134,12 +138,12 @@ class SocketTransport:
         stream = FrameStream(await _open_socket(self._endpoint))
         try:
             await stream.send(Kind.HELLO, 0, wire.Hello(wire.VERSIONS, "kvgw-python", self._token))
-            frame, header = await stream.receive()
+            frame, header = await _receive(stream)
             if frame.kind is Kind.ERROR:
-                raise wire.decode(header, Failure).error()
+                raise _decoded(header, Failure).error()
             if frame.kind is not Kind.WELCOME:
                 raise wire.broken(f"began with a {frame.kind.name} frame in place of WELCOME")
-            wire.decode(header, Welcome)
+            _decoded(header, Welcome)
         except ConnectionEnded as error:
             stream.close()
             raise wire.broken(f"{error} before the gateway said welcome") from error
@@ -191,16 +195,33 @@ class _Exchange:
         return header
 
     async def _receive(self) -> tuple[Frame, bytes]:
-        try:
-            frame, header = await self._stream.receive()
-        except RequestRefused as error:
-            raise wire.broken(f"went out of step: {error}") from error
+        frame, header = await _receive(self._stream)
+        if frame.kind is Kind.ERROR and frame.request_id == 0:
+            raise wire.broken(f"was ended by it: {_decoded(header, Failure).message}")
         if frame.request_id != self._request_id:
             raise wire.broken(f"went out of step: answer to request {frame.request_id}")
-        self.ended = frame.kind in (Kind.DONE, Kind.ERROR) and not frame.payload_bytes
         if frame.kind is Kind.ERROR:
-            raise wire.decode(header, Failure).error()
+            failure = _decoded(header, Failure)
+            self.ended = not frame.payload_bytes
+            raise failure.error()
+        self.ended = frame.kind is Kind.DONE and not frame.payload_bytes
         return frame, header
+
+
+async def _receive(stream: FrameStream) -> tuple[Frame, bytes]:
+    """The gateway's next frame. What is no frame of this protocol is an outage: nothing that the caller asked."""
+    try:
+        return await stream.receive()
+    except RequestRefused as error:
+        raise wire.broken(f"went out of step: {error}") from error
+
+
+def _decoded(header: bytes, kind: type[Answer]) -> Answer:
+    """The gateway's header as it must be; anything else is an outage too."""
+    try:
+        return wire.decode(header, kind)
+    except RequestRefused as error:
+        raise wire.broken(f"went out of step: {error}") from error
 
 
 async def _open_socket(endpoint: Endpoint) -> socket.socket:

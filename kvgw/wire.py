@@ -141,8 +141,11 @@ def decode_prefix(data: bytes | bytearray | memoryview) -> Frame:
 
 
 def encode(message: Struct) -> bytes:
-    """Encode a header."""
-    return _ENCODER.encode(message)
+    """Encode a header. Raises `RequestRefused` for a value that no header can hold."""
+    try:
+        return _ENCODER.encode(message)
+    except (TypeError, OverflowError, UnicodeEncodeError) as error:
+        raise RequestRefused(f"{type(message).__name__} cannot be sent: {error}") from error
 
 
 def decode(data: bytes | bytearray | memoryview, kind: type[Message]) -> Message:

@@ -22,7 +22,7 @@ from kvgw.gateway.rooms import Rooms
 from kvgw.maintenance.crew import Crew, Pace
 from kvgw.metrics import Metrics
 from kvgw.runtime import Clock, Rng, SystemClock, SystemRng, ThreadWorkers, usable_cpus
-from kvgw.settings import DefaultSettings, S3Settings, Settings, SettingsError
+from kvgw.settings import DefaultSettings, MaintenanceSettings, S3Settings, Settings, SettingsError
 from storage.arena import Arena
 from storage.limited import LimitedTier
 from storage.nvme import NvmeOptions, NvmeTier
@@ -84,12 +84,13 @@ class World:
 
     clock: Clock
     rng: Rng
-    pace: Pace
+    pace: Pace | None = None
+    """None: as the settings say."""
 
 
 def system_world() -> World:
     """The machine's clock and chance."""
-    return World(SystemClock(), SystemRng(), Pace())
+    return World(SystemClock(), SystemRng())
 
 
 @asynccontextmanager
@@ -103,7 +104,7 @@ async def opened(
     world = world or system_world()
     check_siblings()
     async with AsyncExitStack() as stack:
-        folder = DataFolder.open(data, wait_s=wait_s)
+        folder = await DataFolder.open_within(data, wait_s)
         stack.callback(folder.close)
         workers = ThreadWorkers()
         stack.callback(workers.close)
@@ -138,7 +139,7 @@ async def opened(
             workers=workers,
         )
         stack.push_async_callback(rooms.staging.aclose)
-        crew = Crew(rooms, nvme, world.pace)
+        crew = Crew(rooms, nvme, world.pace or pace_of(settings.maintenance))
         await crew.prepare()
         directory = Directory(catalog, keyring, world.clock)
         admin = AdminVerbs(rooms, directory, arena, nvme, root, policy_of(settings.defaults))
@@ -209,6 +210,18 @@ def policy_of(defaults: DefaultSettings) -> Policy:
         durability=defaults.durability,
         default_ttl_ms=defaults.ttl_seconds * 1000,
         max_ttl_ms=defaults.max_ttl_seconds * 1000,
+    )
+
+
+def pace_of(maintenance: MaintenanceSettings) -> Pace:
+    return Pace(
+        outbox=maintenance.outbox_seconds,
+        sweep=maintenance.sweep_seconds,
+        evict=maintenance.evict_seconds,
+        orphans=maintenance.orphans_seconds,
+        heartbeat=maintenance.heartbeat_seconds,
+        nvme_orphan_grace=maintenance.nvme_orphan_grace_seconds,
+        s3_orphan_grace=maintenance.s3_orphan_grace_seconds,
     )
 
 

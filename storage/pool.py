@@ -71,9 +71,11 @@ class Pool:
     def advance(self) -> list[AnyAsk]:
         """Grant what can be granted. Reads come before drafts: under pressure a PUT is shed before a GET."""
         granted: list[AnyAsk] = []
-        while served := [*self.windows.serve(), *self.reads.serve(), *self.drafts.serve()]:
-            granted += served  # and again: a tenant that has come into a guarantee by this may have ceased to borrow
-        return granted
+        while True:  # again after each grant: a tenant that came into a guarantee by it may have ceased to borrow
+            served: list[AnyAsk] = [*self.windows.serve(), *self.reads.serve(), *self.drafts.serve()]
+            if not served:
+                return granted
+            granted += served
 
     def close(self, reason: str) -> list[AnyAsk]:
         """Refuse all requests, waiting and to come; returns those that waited. What is held stays usable."""

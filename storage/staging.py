@@ -109,7 +109,9 @@ class Staging:
 
         Call it inside a `read` of the blob: outside, it can take the owner beyond its share.
         """
-        return self._pool.soil(name)
+        was_resident = self._pool.soil(name)
+        self._advance()  # the owner may have come into its guarantee by the charge
+        return was_resident
 
     def drop(self, name: str) -> None:
         """No new reader finds the blob; its slot is free when the last reader leaves. An unknown name is no error."""

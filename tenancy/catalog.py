@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from functools import partial
 from uuid import UUID
 
+from sqlalchemy import Connection
+
 from tenancy import (
     eviction,
     formats,
@@ -16,6 +18,7 @@ from tenancy import (
     processes,
     putting,
     registry,
+    repair,
     sweep,
     usage,
     visible,
@@ -158,6 +161,9 @@ class Catalog:
             partial(eviction.eviction_candidates, scope=scope, node=self.node, limit=limit)
         )
 
+    async def leaving_nvme(self, scope: Scope) -> int:
+        return await self._database.read(partial(eviction.leaving_nvme, scope=scope, node=self.node))
+
     async def evict_nvme(self, scope: Scope, blob_ids: Sequence[bytes], now_ms: int) -> list[bytes]:
         return await self._database.write(
             partial(eviction.evict_nvme, scope=scope, node=self.node, blob_ids=blob_ids, now_ms=now_ms)
@@ -165,9 +171,9 @@ class Catalog:
 
     # Placements
 
-    async def claim_due(self, scope: Scope, lease_until_ms: int, now_ms: int, limit: int) -> list[DueWrite]:
+    async def claim_due(self, scope: Scope, tier: str, lease_until_ms: int, now_ms: int, limit: int) -> list[DueWrite]:
         return await self._database.write(
-            lambda connection: placements.claim_due(connection, scope, self.node, lease_until_ms, now_ms, limit)
+            lambda connection: placements.claim_due(connection, scope, self.node, tier, lease_until_ms, now_ms, limit)
         )
 
     async def finish_writes(self, scope: Scope, done: Sequence[DueWrite], now_ms: int) -> set[bytes]:
@@ -175,13 +181,15 @@ class Catalog:
             partial(placements.finish_writes, scope=scope, node=self.node, done=done, now_ms=now_ms)
         )
 
-    async def postpone_writes(self, scope: Scope, failed: Sequence[DueWrite], not_before_ms: int, now_ms: int) -> None:
+    async def postpone_writes(self, scope: Scope, failed: Sequence[tuple[DueWrite, int]], now_ms: int) -> None:
         await self._database.write(
-            lambda connection: placements.postpone_writes(connection, scope, self.node, failed, not_before_ms, now_ms)
+            partial(placements.postpone_writes, scope=scope, node=self.node, failed=failed, now_ms=now_ms)
         )
 
     async def drop_writes(self, scope: Scope, lost: Sequence[DueWrite], now_ms: int) -> list[bytes]:
-        return await self._database.write(partial(placements.drop_writes, scope=scope, lost=lost, now_ms=now_ms))
+        return await self._database.write(
+            partial(placements.drop_writes, scope=scope, node=self.node, lost=lost, now_ms=now_ms)
+        )
 
     async def outstanding(self, scope: Scope, blob_ids: Sequence[bytes]) -> set[bytes]:
         return await self._database.read(partial(placements.outstanding, scope=scope, blob_ids=blob_ids))
@@ -191,7 +199,7 @@ class Catalog:
 
     async def promote(self, scope: Scope, blob_ids: Sequence[bytes], now_ms: int) -> set[bytes]:
         return await self._database.write(
-            partial(placements.promote, scope=scope, node=self.node, blob_ids=blob_ids, now_ms=now_ms)
+            partial(repair.promote, scope=scope, node=self.node, blob_ids=blob_ids, now_ms=now_ms)
         )
 
     async def known_objects(self, scope: Scope, tier: str, node: str, blob_ids: Sequence[bytes]) -> set[bytes]:
@@ -202,9 +210,9 @@ class Catalog:
     async def quarantine(self, scope: Scope, blob_id: bytes, tier: str, node: str, now_ms: int) -> list[bytes]:
         """Nobody reads this placement again; if it was the chunk's last hope its entries end: unneeded blobs."""
 
-        def body(connection):  # type: ignore[no-untyped-def]  # a SQLAlchemy connection
-            placements.quarantine(connection, scope, blob_id, tier, node, now_ms)
-            return placements.abandon_unreadable(connection, scope, blob_id, now_ms)
+        def body(connection: Connection) -> list[bytes]:
+            repair.quarantine(connection, scope, blob_id, tier, node, now_ms)
+            return repair.abandon_unreadable(connection, scope, [blob_id], now_ms)
 
         return await self._database.write(body)
 

@@ -16,6 +16,7 @@
     ├─ ReservationExpired  a PUT came back after its reservation had ended
     └─ CatalogUnavailable  the catalog did not answer, or not in time
        ├─ CatalogLocked    another process owns this catalog
+       ├─ CatalogMisconfigured  its URL or role cannot work; the sentence names the setting
        └─ CatalogTooNew    the catalog's schema is newer than this release reads
 
 No sentence ever holds a key, a salt, a token or plaintext.
@@ -103,3 +104,7 @@ class CatalogLocked(CatalogUnavailable):
 
 class CatalogTooNew(CatalogUnavailable):
     """The catalog's schema is newer than this release reads."""
+
+
+class CatalogMisconfigured(CatalogUnavailable):
+    """The catalog's URL or role cannot work; the sentence names the setting and the remedy."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, and_, exists, func, or_, select, update
+from sqlalchemy import ColumnElement, Connection, and_, exists, func, or_, select, update
 
 from tenancy import quota
 from tenancy.model import Node, Scope
 from tenancy.removal import remove_entries
-from tenancy.schema import entry, owned, placement
+from tenancy.schema import UNSETTLED, chunk, entry, owned, placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,20 @@ def eviction_candidates(connection: Connection, scope: Scope, node: Node, limit:
     return [Candidate(scope, row.blob_id, row.object, row.length, row.last_hit, row.depth) for row in rows]
 
 
+def leaving_nvme(connection: Connection, scope: Scope, node: Node) -> int:
+    """Bytes on this node's NVMe that were given up already and wait for the sweep."""
+    length = connection.scalar(
+        select(func.sum(placement.c.length)).where(
+            *owned(placement, scope),
+            placement.c.tier == "nvme",
+            placement.c.state == "doomed",
+            UNSETTLED,
+            placement.c.node == node.node,
+        )
+    )
+    return int(length or 0)
+
+
 def evict_nvme(connection: Connection, scope: Scope, node: Node, blob_ids: Sequence[bytes], now_ms: int) -> list[bytes]:
     """Give up NVMe placements. Entries whose bytes are in no other tier go with them; their unneeded blobs."""
     quota.lock(connection, scope)
@@ -63,18 +77,32 @@ def evict_nvme(connection: Connection, scope: Scope, node: Node, blob_ids: Seque
         )
         .values(state="doomed")
     )
-    elsewhere = exists(
+    # A write to S3 that is still due needs its source: this process's staging, else the very bytes that are given up.
+    staged = exists(
         select(1).where(
-            *owned(placement, scope),
-            placement.c.blob_id == entry.c.blob_id,
-            or_(placement.c.state == "ok", and_(placement.c.tier == "s3", placement.c.state.in_(("due", "writing")))),
+            *owned(chunk, scope),
+            chunk.c.blob_id == entry.c.blob_id,
+            chunk.c.home_node == node.node,
+            chunk.c.home_boot == node.boot,
         )
     )
+    copied = _placed(scope, placement.c.state == "ok")
+    on_its_way = _placed(scope, placement.c.tier == "s3", placement.c.state.in_(("due", "writing")))
     rows = connection.execute(
         select(entry.c.format_id, entry.c.entry_key).where(
             *owned(entry, scope),
             entry.c.blob_id.in_(blob_ids),
-            ~elsewhere,
+            ~or_(copied, and_(on_its_way, staged)),
         )
     ).all()
     return remove_entries(connection, scope, [(row.format_id, row.entry_key) for row in rows], "evicted", now_ms)
+
+
+def _placed(scope: Scope, *conditions: ColumnElement[bool]) -> ColumnElement[bool]:
+    return exists(
+        select(1).where(
+            *owned(placement, scope),
+            placement.c.blob_id == entry.c.blob_id,
+            *conditions,
+        )
+    )

@@ -67,6 +67,7 @@ class Keyring:
         self._random_bytes = random_bytes
         self._cache: OrderedDict[Scope, tuple[float, NamespaceKeys]] = OrderedDict()
         self._loading: dict[Scope, asyncio.Lock] = {}
+        self._forgotten = 0
 
     async def create(self, scope: Scope) -> list[KeyRow]:
         """Make the keys of a new namespace: its own key goes to the store, the rows returned to the catalog."""
@@ -92,7 +93,10 @@ class Keyring:
                 cached = self._cached(scope)
                 if cached is not None:
                     return cached
+                forgotten = self._forgotten
                 keys = await self._open(scope)
+                if forgotten != self._forgotten:
+                    return keys  # something was forgotten meanwhile, perhaps these: not to be remembered
                 self._cache[scope] = (self._clock.monotonic() + CACHE_SECONDS, keys)
                 while len(self._cache) > CACHED_NAMESPACES_MAX:
                     self._cache.popitem(last=False)
@@ -104,6 +108,7 @@ class Keyring:
     def forget(self, scope: Scope) -> None:
         """Drop the namespace's keys from memory; the next use opens them anew."""
         self._cache.pop(scope, None)
+        self._forgotten += 1
 
     def _cached(self, scope: Scope) -> NamespaceKeys | None:
         found = self._cache.get(scope)

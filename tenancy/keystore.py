@@ -28,7 +28,7 @@ VERSIONS_MAX: Final = 1024
 _HEAD = struct.Struct(">4sBBH")
 _ITEM = struct.Struct(">IH")
 _MAGIC, _VERSION = b"KVNK", 1
-_FILE_BYTES_MAX = _HEAD.size + VERSIONS_MAX * (_ITEM.size + RECORD_BYTES_MAX)
+KEY_FILE_BYTES_MAX = _HEAD.size + VERSIONS_MAX * (_ITEM.size + RECORD_BYTES_MAX)
 
 
 class KeyStore(Protocol):
@@ -91,7 +91,7 @@ class FileKeyStore:
             return self._read_held(namespace)
 
     def _create(self, namespace: UUID, versions: KeyVersions) -> KeyVersions:
-        encoded = _encode(versions)
+        encoded = encode_versions(versions)
         with keyfiles.exclusive(self._folder):
             self._check_not_gone(namespace)
             if not keyfiles.exists(self._key_path(namespace)):
@@ -99,7 +99,7 @@ class FileKeyStore:
             return self._read_held(namespace)
 
     def _replace(self, namespace: UUID, versions: KeyVersions) -> None:
-        encoded = _encode(versions)
+        encoded = encode_versions(versions)
         with keyfiles.exclusive(self._folder):
             self._read_held(namespace)
             keyfiles.replace(self._key_path(namespace), encoded)
@@ -118,15 +118,16 @@ class FileKeyStore:
     def _read_held(self, namespace: UUID) -> KeyVersions:
         self._check_not_gone(namespace)
         path = self._key_path(namespace)
-        data = keyfiles.read(path, _FILE_BYTES_MAX)
+        data = keyfiles.read(path, KEY_FILE_BYTES_MAX)
         if data is None:
             raise KeyUnavailable(
                 f"there is no key file {path}, and no mark that it was destroyed; restore the keys folder"
             )
-        return _parse(path, data)
+        return parse_versions(path, data)
 
 
-def _encode(versions: KeyVersions) -> bytes:
+def encode_versions(versions: KeyVersions) -> bytes:
+    """A key file's bytes."""
     if not 1 <= len(versions) <= VERSIONS_MAX:
         raise ValueError(f"a namespace has 1 to {VERSIONS_MAX} key versions, not {len(versions)}")
     parts = [_HEAD.pack(_MAGIC, _VERSION, 0, len(versions))]
@@ -139,8 +140,8 @@ def _encode(versions: KeyVersions) -> bytes:
     return b"".join(parts)
 
 
-def _parse(path: Path, data: bytes) -> KeyVersions:
-    """The versions in a key file; raises `KeyDamaged` for any byte string that `_encode` would not write."""
+def parse_versions(where: object, data: bytes) -> KeyVersions:
+    """The versions in a key file; raises `KeyDamaged` for any byte string that `encode_versions` would not write."""
     versions: dict[int, bytes] = {}
     if len(data) >= _HEAD.size:
         at = _HEAD.size
@@ -149,9 +150,9 @@ def _parse(path: Path, data: bytes) -> KeyVersions:
             at += _ITEM.size + length
             versions[version] = data[at - length : at]
     try:
-        whole = _encode(versions) == data
+        whole = encode_versions(versions) == data
     except ValueError:
         whole = False
     if not whole:
-        raise KeyDamaged(f"{path} is not a whole namespace key file of version {_VERSION}; restore the keys folder")
+        raise KeyDamaged(f"{where} is not a whole namespace key file of version {_VERSION}; restore the keys folder")
     return versions

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, Connection, and_, bindparam, delete, exists, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, and_, bindparam, delete, func, or_, select, update
 
 from tenancy import quota
 from tenancy.model import Node, Scope
-from tenancy.removal import remove_entries
-from tenancy.schema import chunk, entry, owned, placement
+from tenancy.repair import abandon_unreadable
+from tenancy.schema import UNSETTLED, owned, placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +29,9 @@ class DueWrite:
 
 
 def claim_due(
-    connection: Connection, scope: Scope, node: Node, lease_until_ms: int, now_ms: int, limit: int
+    connection: Connection, scope: Scope, node: Node, tier: str, lease_until_ms: int, now_ms: int, limit: int
 ) -> list[DueWrite]:
-    """Take on writes that are due, or whose owner let its lease run out."""
+    """Take on writes into a tier that are due, or whose owner let its lease run out."""
     mine = or_(placement.c.tier == "s3", placement.c.node == node.node)
     free = or_(
         and_(placement.c.state == "due", placement.c.not_before_ms <= now_ms),
@@ -41,7 +41,9 @@ def claim_due(
         select(placement.c.blob_id, placement.c.tier, placement.c.node)
         .where(
             *owned(placement, scope),
+            placement.c.tier == tier,
             placement.c.state.in_(("due", "writing")),
+            UNSETTLED,
             mine,
             free,
         )
@@ -58,6 +60,10 @@ def claim_due(
         [{"blob": row.blob_id, "in_tier": row.tier, "on_node": row.node} for row in names],
     )
     return _describe(connection, scope, node, [(row.blob_id, row.tier, row.node) for row in names])
+
+
+def _address(write: DueWrite) -> dict[str, object]:
+    return {"blob": write.blob_id, "in_tier": write.tier, "on_node": write.node}
 
 
 def _this_placement(scope: Scope) -> tuple[ColumnElement[bool], ...]:
@@ -111,24 +117,30 @@ def finish_writes(
     connection: Connection, scope: Scope, node: Node, done: Sequence[DueWrite], now_ms: int
 ) -> set[bytes]:
     """Mark written blobs ``ok``. Returns those that are no longer wanted: they were doomed meanwhile."""
+    if not done:
+        return set()
     quota.lock(connection, scope)
-    unwanted: set[bytes] = set()
-    for write in done:
-        result = connection.execute(
-            update(placement)
-            .where(*_this_placement(scope), placement.c.state == "writing", placement.c.owner == node.boot)
-            .values(state="ok", owner=None, lease_ms=None, updated_ms=now_ms),
-            {"blob": write.blob_id, "in_tier": write.tier, "on_node": write.node},
+    connection.execute(
+        update(placement)
+        .where(*_this_placement(scope), placement.c.state == "writing", placement.c.owner == node.boot)
+        .values(state="ok", owner=None, lease_ms=None, updated_ms=now_ms),
+        [_address(write) for write in done],
+    )
+    kept = connection.execute(
+        select(placement.c.blob_id, placement.c.tier, placement.c.node).where(
+            *owned(placement, scope),
+            placement.c.blob_id.in_([write.blob_id for write in done]),
+            placement.c.state == "ok",
         )
-        if result.rowcount == 0:
-            unwanted.add(write.blob_id)
-    return unwanted
+    ).all()
+    there = {(row.blob_id, row.tier, row.node) for row in kept}
+    return {write.blob_id for write in done if (write.blob_id, write.tier, write.node) not in there}
 
 
 def postpone_writes(
-    connection: Connection, scope: Scope, node: Node, failed: Sequence[DueWrite], not_before_ms: int, now_ms: int
+    connection: Connection, scope: Scope, node: Node, failed: Sequence[tuple[DueWrite, int]], now_ms: int
 ) -> None:
-    """Put writes that did not succeed back into the outbox."""
+    """Put writes that did not succeed back into the outbox, each until its own time (Unix ms)."""
     if not failed:
         return
     connection.execute(
@@ -139,29 +151,37 @@ def postpone_writes(
             owner=None,
             lease_ms=None,
             attempts=placement.c.attempts + 1,
-            not_before_ms=not_before_ms,
+            not_before_ms=bindparam("again_ms"),
             updated_ms=now_ms,
         ),
-        [{"blob": write.blob_id, "in_tier": write.tier, "on_node": write.node} for write in failed],
+        [{**_address(write), "again_ms": again_ms} for write, again_ms in failed],
     )
 
 
-def drop_writes(connection: Connection, scope: Scope, lost: Sequence[DueWrite], now_ms: int) -> list[bytes]:
+def drop_writes(connection: Connection, scope: Scope, node: Node, lost: Sequence[DueWrite], now_ms: int) -> list[bytes]:
     """Give up writes whose source is gone; entries that nothing else holds go with them. Returns unneeded blobs."""
     if not lost:
         return []
     quota.lock(connection, scope)
-    for write in lost:
+    blob_ids = [write.blob_id for write in lost]
+    dropped = [
         connection.execute(
-            delete(placement).where(*_this_placement(scope), placement.c.state == "writing"),
-            {"blob": write.blob_id, "in_tier": write.tier, "on_node": write.node},
-        )
-    freed = sum(write.length for write in lost if write.tier == "s3")
+            delete(placement)
+            .where(
+                *owned(placement, scope),
+                placement.c.blob_id.in_([write.blob_id for write in lost if write.tier == tier]),
+                placement.c.tier == tier,
+                placement.c.node == tier_node,
+                placement.c.state == "writing",
+                placement.c.owner == node.boot,
+            )
+            .returning(placement.c.tier, placement.c.length)
+        ).all()
+        for tier, tier_node in {(write.tier, write.node) for write in lost}
+    ]
+    freed = sum(row.length for rows in dropped for row in rows if row.tier == "s3")
     quota.apply(connection, scope, quota.Change(s3_bytes=-freed))
-    dead: list[bytes] = []
-    for write in lost:
-        dead += abandon_unreadable(connection, scope, write.blob_id, now_ms)
-    return dead
+    return abandon_unreadable(connection, scope, blob_ids, now_ms)
 
 
 def outstanding(connection: Connection, scope: Scope, blob_ids: Sequence[bytes]) -> set[bytes]:
@@ -183,68 +203,11 @@ def outbox_length(connection: Connection, scope: Scope) -> dict[str, tuple[int, 
         .where(
             *owned(placement, scope),
             placement.c.state.in_(("due", "writing")),
+            UNSETTLED,
         )
         .group_by(placement.c.tier)
     )
     return {tier: (count, int(length), oldest) for tier, count, length, oldest in rows}
-
-
-def promote(connection: Connection, scope: Scope, node: Node, blob_ids: Sequence[bytes], now_ms: int) -> set[bytes]:
-    """Make NVMe placements on this node due for live chunks that were read from below; those that were added."""
-    quota.lock(connection, scope)
-    here = exists(
-        select(1).where(
-            *owned(placement, scope),
-            placement.c.blob_id == chunk.c.blob_id,
-            placement.c.tier == "nvme",
-            placement.c.node == node.node,
-        )
-    )
-    source = placement.alias("source")
-    rows = connection.execute(
-        select(chunk.c.blob_id, chunk.c.sealed_length, source.c.object)
-        .join(
-            source,
-            and_(
-                source.c.tenant_id == chunk.c.tenant_id,
-                source.c.namespace_id == chunk.c.namespace_id,
-                source.c.blob_id == chunk.c.blob_id,
-                source.c.tier == "s3",
-                source.c.state == "ok",
-            ),
-        )
-        .where(
-            *owned(chunk, scope),
-            source.c.tenant_id == scope.tenant,
-            chunk.c.blob_id.in_(blob_ids),
-            chunk.c.state == "live",
-            ~here,
-        )
-    ).all()
-    if rows:
-        connection.execute(
-            insert(placement),
-            [
-                {
-                    "tenant_id": scope.tenant,
-                    "namespace_id": scope.namespace,
-                    "blob_id": row.blob_id,
-                    "tier": "nvme",
-                    "node": node.node,
-                    "object": row.object,
-                    "offset": 0,
-                    "length": row.sealed_length,
-                    "state": "due",
-                    "owner": None,
-                    "lease_ms": None,
-                    "not_before_ms": now_ms,
-                    "attempts": 0,
-                    "updated_ms": now_ms,
-                }
-                for row in rows
-            ],
-        )
-    return {row.blob_id for row in rows}
 
 
 def known_objects(connection: Connection, scope: Scope, tier: str, node: str, blob_ids: Sequence[bytes]) -> set[bytes]:
@@ -258,40 +221,3 @@ def known_objects(connection: Connection, scope: Scope, tier: str, node: str, bl
         )
     )
     return set(rows)
-
-
-def quarantine(connection: Connection, scope: Scope, blob_id: bytes, tier: str, node: str, now_ms: int) -> None:
-    """A placement's bytes proved wrong: nobody reads it again. The chunk lives on if another tier has it."""
-    quota.lock(connection, scope)
-    connection.execute(
-        update(placement)
-        .where(
-            *owned(placement, scope),
-            placement.c.blob_id == blob_id,
-            placement.c.tier == tier,
-            placement.c.node == node,
-            placement.c.state == "ok",
-        )
-        .values(state="quarantined", updated_ms=now_ms)
-    )
-
-
-def abandon_unreadable(connection: Connection, scope: Scope, blob_id: bytes, now_ms: int) -> list[bytes]:
-    """Remove the entries of a chunk none of whose placements is usable or can still become so."""
-    quota.lock(connection, scope)
-    hope = exists(
-        select(1).where(
-            *owned(placement, scope),
-            placement.c.blob_id == blob_id,
-            placement.c.state.in_(("ok", "due", "writing")),
-        )
-    )
-    rows = connection.execute(
-        select(entry.c.format_id, entry.c.entry_key).where(
-            *owned(entry, scope),
-            entry.c.blob_id == blob_id,
-            ~hope,
-        )
-    ).all()
-    names = [(row.format_id, row.entry_key) for row in rows]
-    return remove_entries(connection, scope, names, "lost", now_ms)

@@ -6,18 +6,19 @@ and of two writers of one key the first wins.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
 from tenancy import quota
 from tenancy.births import Batch, NewChunk, attach_labels, insert_chunks, insert_entries
-from tenancy.errors import ReservationExpired
-from tenancy.model import DURABILITIES, Node, Scope
-from tenancy.removal import doom_placements, remove_entries
-from tenancy.schema import chunk, entry, owned, reservation
-from tenancy.visible import lookup, reachable_content
+from tenancy.errors import NamespaceUnknown, ReservationExpired
+from tenancy.model import FoundChunk, Node, Scope, suffices
+from tenancy.planning import plan_commit
+from tenancy.removal import doom_placements, doom_unused, remove_entries
+from tenancy.schema import chunk, entry, namespace, owned, reservation, unexpired
+from tenancy.visible import lookup
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +47,20 @@ class Committed:
 def reserve(
     connection: Connection, batch: Batch, node: Node, reservation_id: bytes, lease_until_ms: int, now_ms: int
 ) -> Reserved:
-    """Say which chunks are wanted and claim quota for a leading run of them."""
+    """Say which chunks are wanted and claim quota for a leading run of them.
+
+    What is there with less durability than is asked for is wanted again: ``have`` promises as much as ``stored``.
+    Raises `NamespaceUnknown` when the namespace takes no chunks.
+    """
     scope = batch.scope
     usages = quota.lock(connection, scope)
+    _check_active(connection, scope)
     visible = lookup(connection, scope, [batch.format_id], batch.entry_keys, node, now_ms)
-    have = frozenset(index for index, key in enumerate(batch.entry_keys) if key in visible)
+    strong = {key for key, found in visible.items() if suffices(found.durability, batch.durability)}
+    have = frozenset(index for index, key in enumerate(batch.entry_keys) if key in strong)
     _refresh(connection, batch, [batch.entry_keys[index] for index in sorted(have)], now_ms)
     rest = [index for index in range(len(batch.entry_keys)) if index not in have]
-    doomed = _clear_stale(connection, batch, [batch.entry_keys[index] for index in rest], now_ms)
+    doomed = _clear_stale(connection, batch, [key for key in batch.entry_keys if key not in visible], now_ms)
     to_s3 = batch.sealed_length if any(tier == "s3" for tier, _ in batch.tiers) else 0
     each = quota.Change(batch.sealed_length, 1, to_s3)
     granted = quota.grant(usages, len(rest), each)
@@ -79,20 +86,32 @@ def reserve(
 def commit(
     connection: Connection, batch: Batch, node: Node, reservation_id: bytes, chunks: Sequence[NewChunk], now_ms: int
 ) -> Committed:
-    """Announce `chunks`. Raises `ReservationExpired` when the reservation was reclaimed: then nothing is announced."""
+    """Announce `chunks`.
+
+    Raises `ReservationExpired` when the reservation was reclaimed, and `NamespaceUnknown` when the namespace takes no
+    chunks any more: then nothing is announced.
+    """
     scope = batch.scope
     quota.lock(connection, scope)
+    _check_active(connection, scope)
     held = _end_reservation(connection, scope, reservation_id)
     stale = [batch.entry_keys[new.index] for new in chunks]
     taken = lookup(connection, scope, [batch.format_id], stale, node, now_ms)
     doomed = _clear_stale(connection, batch, [key for key in stale if key not in taken], now_ms)
-    plan = _plan(connection, batch, node, chunks, {key: found.chunk_id for key, found in taken.items()})
+    plan = plan_commit(connection, batch, node, chunks, taken)
     # The weaker copy leaves the index of live content before the stronger one enters it.
     _retire(connection, scope, [old for old, _ in plan.replaced])
     insert_chunks(connection, batch, node, plan.fresh, now_ms)
     _repoint(connection, scope, plan.replaced)
-    insert_entries(connection, batch, plan.blob_of, now_ms)
     doomed += [old for old, _ in plan.replaced]
+    stronger = {key: blob for index, blob in plan.blob_of.items() if (key := batch.entry_keys[index]) in taken}
+    doomed += _strengthen(connection, batch, stronger, taken, now_ms)
+    insert_entries(
+        connection,
+        batch,
+        {index: blob for index, blob in plan.blob_of.items() if batch.entry_keys[index] not in taken},
+        now_ms,
+    )
     s3_length = batch.sealed_length if any(tier == "s3" for tier, _ in batch.tiers) else 0
     used = quota.Change(len(plan.fresh) * batch.sealed_length, len(plan.fresh), len(plan.fresh) * s3_length)
     quota.apply(
@@ -151,6 +170,12 @@ def _end_reservation(connection: Connection, scope: Scope, reservation_id: bytes
     return quota.Change(row.bytes, row.objects, row.s3_bytes)
 
 
+def _check_active(connection: Connection, scope: Scope) -> None:
+    state = connection.scalar(select(namespace.c.state).where(*owned(namespace, scope)))
+    if state != "active":
+        raise NamespaceUnknown("the namespace takes no chunks: it is suspended or on its way out")
+
+
 def _refresh(connection: Connection, batch: Batch, keys: Sequence[bytes], now_ms: int) -> None:
     """A PUT of what is there extends its life and attaches its labels."""
     if not keys:
@@ -161,7 +186,7 @@ def _refresh(connection: Connection, batch: Batch, keys: Sequence[bytes], now_ms
             *owned(entry, batch.scope),
             entry.c.format_id == batch.format_id,
             entry.c.entry_key.in_(keys),
-            entry.c.expires_ms < now_ms + batch.ttl_ms,
+            ~unexpired(now_ms + batch.ttl_ms - 1),
         )
         .values(expires_ms=now_ms + batch.ttl_ms, ttl_ms=batch.ttl_ms)
     )
@@ -185,74 +210,6 @@ def _clear_stale(connection: Connection, batch: Batch, keys: Sequence[bytes], no
         *remove_entries(connection, batch.scope, expired, "expired", now_ms),
         *remove_entries(connection, batch.scope, lost, "lost", now_ms),
     ]
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    fresh: list[NewChunk]
-    """Chunks that get a row of their own."""
-    blob_of: dict[int, bytes]
-    """Batch index → blob of every entry to insert."""
-    have: frozenset[int]
-    conflict: frozenset[int]
-    discarded: list[bytes]
-    replaced: list[tuple[bytes, bytes]]
-    """(old, new) blob ids of equal content, where the new one is more durable or the old one unreachable."""
-
-
-def _plan(
-    connection: Connection, batch: Batch, node: Node, chunks: Sequence[NewChunk], taken: dict[bytes, bytes]
-) -> _Plan:
-    contents = [new.chunk_id for new in chunks]
-    epochs = {new.epoch for new in chunks}
-    live: dict[tuple[int, bytes], tuple[bytes, str]] = {}
-    strong: dict[tuple[int, bytes], bytes] = {}
-    for epoch in epochs:
-        for content, blob_id in _live_content(connection, batch, epoch, contents):
-            live[epoch, content] = (blob_id, "")
-        reachable = reachable_content(connection, batch.scope, batch.format_id, epoch, contents, node)
-        for content, (blob_id, durability) in reachable.items():
-            if DURABILITIES.index(durability) >= DURABILITIES.index(batch.durability):
-                strong[epoch, content] = blob_id
-    plan = _Plan([], {}, *_split_taken(batch, chunks, taken), [], [])
-    for new in chunks:
-        if new.index in plan.have or new.index in plan.conflict:
-            plan.discarded.append(new.blob_id)
-            continue
-        address = (new.epoch, new.chunk_id)
-        if address in strong:
-            plan.blob_of[new.index] = strong[address]
-            plan.discarded.append(new.blob_id)
-            continue
-        if address in live:
-            plan.replaced.append((live[address][0], new.blob_id))
-        strong[address] = new.blob_id
-        plan.fresh.append(new)
-        plan.blob_of[new.index] = new.blob_id
-    return plan
-
-
-def _split_taken(
-    batch: Batch, chunks: Sequence[NewChunk], taken: dict[bytes, bytes]
-) -> tuple[frozenset[int], frozenset[int]]:
-    same = {new.index for new in chunks if taken.get(batch.entry_keys[new.index]) == new.chunk_id}
-    other = {new.index for new in chunks if batch.entry_keys[new.index] in taken} - same
-    return frozenset(same), frozenset(other)
-
-
-def _live_content(
-    connection: Connection, batch: Batch, epoch: int, contents: Sequence[bytes]
-) -> list[tuple[bytes, bytes]]:
-    rows = connection.execute(
-        select(chunk.c.chunk_id, chunk.c.blob_id).where(
-            *owned(chunk, batch.scope),
-            chunk.c.format_id == batch.format_id,
-            chunk.c.epoch == epoch,
-            chunk.c.state == "live",
-            chunk.c.chunk_id.in_(contents),
-        )
-    )
-    return [(row.chunk_id, row.blob_id) for row in rows]
 
 
 def _retire(connection: Connection, scope: Scope, blob_ids: Sequence[bytes]) -> None:
@@ -281,3 +238,23 @@ def _repoint(connection: Connection, scope: Scope, replaced: Sequence[tuple[byte
         .values(blob_id=bindparam("new_blob")),
         [{"old_blob": old, "new_blob": new} for old, new in replaced],
     )
+
+
+def _strengthen(
+    connection: Connection, batch: Batch, blob_of: Mapping[bytes, bytes], taken: Mapping[bytes, FoundChunk], now_ms: int
+) -> list[bytes]:
+    """Give entries that are there the same content with more durability; the blobs that nothing needs any more."""
+    moved = {key: blob_id for key, blob_id in blob_of.items() if taken[key].blob_id != blob_id}
+    if moved:
+        connection.execute(
+            update(entry)
+            .where(
+                *owned(entry, batch.scope),
+                entry.c.format_id == batch.format_id,
+                entry.c.entry_key == bindparam("key"),
+            )
+            .values(blob_id=bindparam("new_blob")),
+            [{"key": key, "new_blob": blob_id} for key, blob_id in moved.items()],
+        )
+    _refresh(connection, batch, list(blob_of), now_ms)
+    return doom_unused(connection, batch.scope, sorted({taken[key].blob_id for key in moved}))

@@ -102,7 +102,7 @@ def lookup(
                 "boot": node.boot,
             },
         )
-        found |= {row.entry_key: FoundChunk(*row) for row in rows}
+        found |= {row.entry_key: FoundChunk(*[*row]) for row in rows}
     return found
 
 

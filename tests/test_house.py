@@ -19,6 +19,7 @@ GATEWAY_HALF = frozenset(
     {
         "admin",
         "authenticate",
+        "bench",
         "cli",
         "datadir",
         "embedded",

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Final
 
-from kvgw.errors import Code, Outage
+from kvgw.errors import Code, Outage, RequestRefused
 from kvgw.gateway.directory import Directory, Place
 from kvgw.gateway.payloads import PayloadSource
 from kvgw.gateway.rooms import Rooms
@@ -53,10 +53,11 @@ class PutVerb:
         reservation_id = rooms.rng.token(16)
         now_ms = rooms.time.now_ms()
         lease_until_ms = now_ms + request.deadline_ms + LEASE_MARGIN_MS
-        reserved = await rooms.catalog.reserve(batch, reservation_id, lease_until_ms, now_ms)
-        self._forget(place, reserved.doomed)
         writing = _Writing(rooms, place, kv_format, batch, deadline)
         try:
+            # Cancelled here, the reservation may have been made all the same.
+            reserved = await rooms.catalog.reserve(batch, reservation_id, lease_until_ms, now_ms)
+            self._forget(place, reserved.doomed)
             await source.wanted(reserved.wanted)
             if not reserved.wanted:
                 return _reply(batch, now_ms, reserved.have, reserved.over_quota, None)
@@ -78,7 +79,7 @@ class PutVerb:
         asked = request.durability or Durability(policy.durability)
         durability = max(asked, Durability(policy.durability), key=lambda level: level.rank)
         if durability is not Durability.STAGED and durability.value not in self._rooms.tiers:
-            raise Outage(
+            raise RequestRefused(
                 f"durability {durability.value} was asked for, but this gateway has no {durability.value} tier"
             )
         return Batch(

@@ -158,6 +158,9 @@ class Crew:
         except (StorageError, TenancyError) as error:
             self._rooms.metrics.maintenance_failures.labels(name).inc()
             self._tell(name, f"the job {name} failed and is tried again: {error}")
+        except Exception:  # a bug of ours in one job must not end the others
+            self._rooms.metrics.maintenance_failures.labels(name).inc()
+            log.exception("the job %s failed in an unforeseen way and is tried again", name)
         else:
             self._told.pop(name, None)
 

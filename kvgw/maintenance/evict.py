@@ -29,7 +29,12 @@ class Eviction:
         space = self._nvme.statistics
         if space.used_bytes <= HIGH_WATER * space.limit_bytes:
             return 0
-        needed = space.used_bytes - int(LOW_WATER * space.limit_bytes)
+        scopes = list(scopes)
+        # What was given up before counts as free, even while its disk refuses to delete: giving up more helps nothing.
+        used = space.used_bytes - sum([await self._rooms.catalog.leaving_nvme(scope) for scope in scopes])
+        if used <= HIGH_WATER * space.limit_bytes:
+            return 0
+        needed = used - int(LOW_WATER * space.limit_bytes)
         candidates: list[Candidate] = []
         for scope in scopes:
             candidates += await self._rooms.catalog.eviction_candidates(scope, CANDIDATES)

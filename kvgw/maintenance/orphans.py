@@ -65,7 +65,8 @@ class OrphanSweep:
             report.waiting = len(unknown)
             report.refused = (
                 f"{len(unknown)} of {report.seen} blobs in {label} have no row in this catalog; that is no crash but "
-                "a lost or foreign catalog: nothing is deleted. If the tier's content may go, run kvgw wipe"
+                "a lost or foreign catalog: nothing is deleted. Bring the catalog back; if the blobs may go, delete "
+                "them by hand while no gateway runs"
             )
             return report
         await self._delete(tier, label, unknown, report)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import Final
 
 from kvgw.gateway.rooms import Rooms
-from storage.errors import TierUnavailable
+from storage.errors import StorageError
 from storage.tier import blob_name
 from tenancy.model import Scope
 from tenancy.sweep import DoomedPlacement
@@ -40,11 +39,14 @@ class Sweep:
 
     async def collect(self, scope: Scope) -> int:
         """Delete the doomed bytes of one namespace and drop their rows; how many chunks are gone for good."""
+        return sum([await self._collect_from(tier, scope) for tier in self._rooms.tiers])
+
+    async def _collect_from(self, tier: str, scope: Scope) -> int:
         rooms = self._rooms
         purged = 0
         while True:
-            doomed = await rooms.catalog.doomed(scope, rooms.time.now_ms(), BATCH)
-            gone = await self._delete(doomed)
+            doomed = await rooms.catalog.doomed(scope, tier, rooms.time.now_ms(), BATCH)
+            gone = doomed if await self._delete(tier, doomed) else []
             count = await rooms.catalog.purge(scope, gone, BATCH)
             purged += count
             if count < BATCH and len(gone) < BATCH:
@@ -58,23 +60,17 @@ class Sweep:
         rooms.metrics.ended.labels("lost").inc(count)
         return count
 
-    async def _delete(self, doomed: list[DoomedPlacement]) -> list[DoomedPlacement]:
-        by_tier: defaultdict[str, list[DoomedPlacement]] = defaultdict(list)
-        for one in doomed:
-            by_tier[one.tier].append(one)
-        gone: list[DoomedPlacement] = []
-        for label, placements in by_tier.items():
-            tier = self._rooms.tiers.get(label)
-            if tier is None:
-                continue
-            try:
-                await tier.delete([one.object_name for one in placements])
-            except TierUnavailable:
-                self._rooms.metrics.tier_failures.labels(label, "delete").inc()
-                continue
-            self._rooms.metrics.swept.labels(label).inc(len(placements))
-            gone += placements
-        return gone
+    async def _delete(self, label: str, doomed: list[DoomedPlacement]) -> bool:
+        """Whether the bytes are gone; if not, they stay doomed and are tried again."""
+        if not doomed:
+            return True
+        try:
+            await self._rooms.tiers[label].delete([one.object_name for one in doomed])
+        except StorageError:
+            self._rooms.metrics.tier_failures.labels(label, "delete").inc()
+            return False
+        self._rooms.metrics.swept.labels(label).inc(len(doomed))
+        return True
 
     def _drop_residents(self, scope: Scope, blob_ids: list[bytes]) -> None:
         for blob_id in blob_ids:

@@ -9,8 +9,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
+from kvgw.gateway.put import first_cause
 from kvgw.gateway.rooms import Rooms
-from storage.errors import BlobDamaged, BlobMissing, StagingBusy, TierUnavailable
+from storage.errors import BlobDamaged, BlobMissing, StorageError
 from storage.tier import blob_name
 from tenancy.model import Scope
 from tenancy.placements import DueWrite
@@ -29,7 +30,6 @@ class WriteBack:
 
     def __init__(self, rooms: Rooms) -> None:
         self._rooms = rooms
-        self._room = asyncio.Semaphore(CONCURRENT)
 
     async def promote(self, scope: Scope, blob_ids: Sequence[bytes]) -> None:
         """Make NVMe writes due for chunks that were read from below."""
@@ -40,15 +40,27 @@ class WriteBack:
         rooms.backlog.note_writes(scope)
 
     async def drain(self, scope: Scope) -> int:
-        """Write what is due in one namespace now; the number of blobs written."""
+        """Write what is due in one namespace now; the number of blobs written.
+
+        Each tier for itself, so that one that is away does not hold up another.
+        """
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._drain_into(tier, scope)) for tier in self._rooms.tiers]
+        except BaseExceptionGroup as group_error:
+            raise first_cause(group_error) from group_error
+        return sum(task.result() for task in tasks)
+
+    async def _drain_into(self, tier: str, scope: Scope) -> int:
         written = 0
         while True:
             rooms = self._rooms
             now_ms = rooms.time.now_ms()
-            due = await rooms.catalog.claim_due(scope, now_ms + LEASE_MS, now_ms, BATCH)
+            due = await rooms.catalog.claim_due(scope, tier, now_ms + LEASE_MS, now_ms, BATCH)
             if not due:
                 return written
-            results = await asyncio.gather(*(self._write(one) for one in due))
+            room = asyncio.Semaphore(CONCURRENT)
+            results = await asyncio.gather(*(self._write(one, room) for one in due))
             await self._record(scope, due, results)
             written += sum(result is True for result in results)
 
@@ -60,10 +72,7 @@ class WriteBack:
         lost = [one for one, result in zip(due, results, strict=True) if result is None]
         if await rooms.catalog.finish_writes(scope, done, now_ms):
             rooms.backlog.note_dead(scope)
-        for one in failed:
-            wait_ms = min(RETRY_LAST_MS, RETRY_FIRST_MS * 2 ** min(one.attempts, 10))
-            not_before_ms = now_ms + int(wait_ms * (0.75 + 0.5 * rooms.rng.jitter()))
-            await rooms.catalog.postpone_writes(scope, [one], not_before_ms, now_ms)
+        await rooms.catalog.postpone_writes(scope, [(one, now_ms + self._pause_ms(one)) for one in failed], now_ms)
         if await rooms.catalog.drop_writes(scope, lost, now_ms):
             rooms.backlog.note_dead(scope)
         still_due = await rooms.catalog.outstanding(scope, [one.blob_id for one in due])
@@ -71,26 +80,33 @@ class WriteBack:
             if one.blob_id not in still_due:
                 rooms.staging.settle(one.object_name)
 
-    async def _write(self, due: DueWrite) -> bool | None:
-        """Write one blob: True when done, False to try again later, None when there is nothing left to write."""
+    def _pause_ms(self, failed: DueWrite) -> int:
+        wait_ms = min(RETRY_LAST_MS, RETRY_FIRST_MS * 2 ** min(failed.attempts, 10))
+        return int(wait_ms * (0.75 + 0.5 * self._rooms.rng.jitter()))
+
+    async def _write(self, due: DueWrite, room: asyncio.Semaphore) -> bool | None:
+        """Write one blob: True when done, False to try again later, None when there is nothing left to write.
+
+        Its time, waiting for room included, ends before its lease does: no write outlives its claim.
+        """
         rooms = self._rooms
         tier = rooms.tiers.get(due.tier)
         if tier is None:
             return None
-        async with self._room:
-            try:
-                async with (
-                    asyncio.timeout(WRITE_SECONDS),
-                    rooms.staging.read(
-                        due.scope.tenant, due.object_name, due.length, WRITE_SECONDS, self._filler(due)
-                    ) as reading,
-                ):
-                    await tier.put(due.object_name, reading.view)
-            except (BlobMissing, BlobDamaged):
-                return None
-            except (TierUnavailable, StagingBusy, TimeoutError):
-                rooms.metrics.tier_failures.labels(due.tier, "put").inc()
-                return False
+        try:
+            async with (
+                asyncio.timeout(WRITE_SECONDS),
+                room,
+                rooms.staging.read(
+                    due.scope.tenant, due.object_name, due.length, WRITE_SECONDS, self._filler(due)
+                ) as reading,
+            ):
+                await tier.put(due.object_name, reading.view)
+        except (BlobMissing, BlobDamaged):
+            return None
+        except (StorageError, TimeoutError):
+            rooms.metrics.tier_failures.labels(due.tier, "put").inc()
+            return False
         rooms.metrics.written_back.labels(due.tier).inc(due.length)
         return True
 

@@ -6,8 +6,8 @@ import asyncio
 import logging
 import socket
 import struct
-import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from enum import Enum
 from typing import Final
 
@@ -16,17 +16,19 @@ from kvgw import wire
 from kvgw.authenticate import Authenticator
 from kvgw.errors import Code, KvgwError, Outage, RequestRefused
 from kvgw.gateway.core import Gateway
-from kvgw.model import GetRequest, PutRequest, Request
+from kvgw.gateway.translate import translated
+from kvgw.model import GetRequest, PutRequest, Reply, Request
 from kvgw.server.limits import Limits
 from kvgw.stream import ConnectionEnded, FrameStream
 from kvgw.wire import Hello, Kind, Wanted, Welcome
 from tenancy.access import Caller
-from tenancy.errors import TenancyError
 
 log = logging.getLogger("kvgw.server")
 
 _PEER_CREDENTIALS: Final = struct.Struct("3i")
 _DISCARD_BYTES: Final = 256 * 1024
+HELLO_BYTES_MAX: Final = 4096
+"""What a peer may send before it is known."""
 
 
 class Connection:
@@ -45,9 +47,9 @@ class Connection:
     async def serve(self) -> None:
         """Serve until the peer leaves. Never raises for what a peer did."""
         try:
-            caller = await self._welcome()
+            hello = await self._welcome()
             while True:
-                await self._exchange(caller)
+                await self._exchange(hello)
         except (ConnectionEnded, TimeoutError):
             return
         except RequestRefused as error:
@@ -57,24 +59,26 @@ class Connection:
         finally:
             self._stream.close()
 
-    async def _welcome(self) -> Caller:
+    async def _welcome(self) -> Hello:
         try:
             async with asyncio.timeout(self._limits.hello_s):
-                frame, header = await self._stream.receive()
+                frame, header = await self._stream.receive(HELLO_BYTES_MAX)
                 if frame.kind is not Kind.HELLO or frame.payload_bytes:
                     raise RequestRefused("a connection begins with HELLO")
                 hello = wire.decode(header, Hello)
                 version = wire.agree_version(hello.versions)
                 caller = await self._authenticate(hello)
-        except (TenancyError, Outage) as error:
+                welcome = Welcome(version, kvgw.__version__, self._node, str(caller.tenant), caller.default_namespace)
+                await self._stream.send(Kind.WELCOME, 0, welcome)
+        except Outage as error:
             raise RequestRefused(f"cannot authenticate now: {error}", Code.UNAVAILABLE) from error
-        welcome = Welcome(version, kvgw.__version__, self._node, str(caller.tenant), caller.default_namespace)
-        await self._stream.send(Kind.WELCOME, 0, welcome)
-        return caller
+        return hello
 
     async def _authenticate(self, hello: Hello) -> Caller:
+        """Who is calling; asked again for each request, so that a token that was revoked ends (I18)."""
         if hello.token is not None:
-            return await self._authenticator.token(hello.token)
+            with translated():
+                return await self._authenticator.token(hello.token)
         if self._socket.family == socket.AF_UNIX:
             raw = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
             _, uid, _ = _PEER_CREDENTIALS.unpack(raw)
@@ -82,7 +86,7 @@ class Connection:
                 return self._authenticator.owner()
         raise RequestRefused("a token is needed: pass one, or set KVGW_TOKEN", Code.UNAUTHENTICATED)
 
-    async def _exchange(self, caller: Caller) -> None:
+    async def _exchange(self, hello: Hello) -> None:
         async with asyncio.timeout(self._limits.idle_s):
             frame, header = await self._stream.receive()
         if frame.kind is not Kind.REQUEST or frame.payload_bytes:
@@ -91,7 +95,7 @@ class Connection:
         try:
             request = wire.decode_request(header)
             async with asyncio.timeout(request.deadline_ms / 1000 + self._limits.grace_s):
-                await self._answer(caller, request, exchange)
+                await self._answer(await self._authenticate(hello), request, exchange)
         except TimeoutError:
             await exchange.fail(Outage("the request's deadline is over", Code.DEADLINE))
         except KvgwError as error:
@@ -104,13 +108,11 @@ class Connection:
 
     async def _answer(self, caller: Caller, request: Request, exchange: _Exchange) -> None:
         if isinstance(request, PutRequest):
-            reply = await self._gateway.put(caller, request, exchange)
-            await self._stream.send(Kind.DONE, exchange.request_id, reply)
+            await exchange.done(await self._gateway.put(caller, request, exchange))
         elif isinstance(request, GetRequest):
-            found = await self._gateway.get(caller, request, exchange)
-            await self._stream.send(Kind.DONE, exchange.request_id, found)
+            await exchange.done(await self._gateway.get(caller, request, exchange))
         else:
-            await self._stream.send(Kind.DONE, exchange.request_id, await self._gateway.answer(caller, request))
+            await exchange.done(await self._gateway.answer(caller, request))
 
     async def _last_words(self, error: RequestRefused) -> None:
         """Say why before the connection is closed; a peer that does not listen is no reason to wait."""
@@ -122,7 +124,7 @@ class Connection:
 
 
 class Inside(Enum):
-    """Whether a DATA frame is on its way: until it is whole, no other frame can follow it."""
+    """Whether a frame is on its way: until it is whole, no other frame can follow it."""
 
     NOTHING = "nothing"
     RECEIVING = "receiving"
@@ -146,6 +148,11 @@ class _Exchange:
     async def receive(self, index: int, target: memoryview) -> None:
         self._outstanding.remove(index)
         self._inside = Inside.RECEIVING
+        async with self._in_time(len(target)):
+            await self._receive(index, target)
+        self._inside = Inside.NOTHING
+
+    async def _receive(self, index: int, target: memoryview) -> None:
         frame, _ = await self._stream.receive()
         if frame.kind is not Kind.DATA or frame.request_id != self.request_id or frame.index != index:
             raise RequestRefused(f"chunk {index} was expected, not a {frame.kind.name} frame for {frame.index}")
@@ -155,25 +162,27 @@ class _Exchange:
                 f"{len(target)} at 0",
                 Code.LENGTH_MISMATCH,
             )
-        await self._receive_in_time(target)
-        self._inside = Inside.NOTHING
-
-    async def _receive_in_time(self, target: memoryview) -> None:
-        """A peer that trickles its payload gives up its window after the time that a slow network would need."""
-        limit = self._limits.hello_s + len(target) / self._limits.bytes_per_second_min
-        started = time.monotonic()
-        try:
-            async with asyncio.timeout(limit):
-                await self._stream.receive_into(target)
-        except TimeoutError as error:
-            if time.monotonic() - started >= limit:
-                raise ConnectionEnded("the payload came too slowly") from error
-            raise
+        await self._stream.receive_into(target)
 
     async def deliver(self, index: int, payload: memoryview) -> None:
         self._inside = Inside.DELIVERING
-        await self._stream.send(Kind.DATA, self.request_id, index=index, payload=payload)
+        async with self._in_time(len(payload)):
+            await self._stream.send(Kind.DATA, self.request_id, index=index, payload=payload)
         self._inside = Inside.NOTHING
+
+    async def done(self, reply: Reply) -> None:
+        """End the exchange with its answer."""
+        self._inside = Inside.DELIVERING
+        await self._stream.send(Kind.DONE, self.request_id, reply)
+
+    @asynccontextmanager
+    async def _in_time(self, nbytes: int) -> AsyncIterator[None]:
+        """A peer that trickles, or stops, gives up its window after the time that a slow network would need."""
+        try:
+            async with asyncio.timeout(self._limits.hello_s + nbytes / self._limits.bytes_per_second_min):
+                yield
+        except TimeoutError as error:
+            raise ConnectionEnded("the payload moved too slowly") from error
 
     async def fail(self, error: KvgwError) -> None:
         """End the exchange with an error; the connection survives if it is still in step."""
@@ -181,18 +190,18 @@ class _Exchange:
             raise ConnectionEnded("the exchange broke off inside a frame")
         if self._inside is Inside.RECEIVING:
             raise RequestRefused(str(error), error.code)  # the last that this connection hears
-        await self._discard_outstanding()
-        await self._stream.send(Kind.ERROR, self.request_id, wire.failure(error))
+        async with asyncio.timeout(self._limits.discard_s):
+            await self._discard_outstanding()
+            await self._stream.send(Kind.ERROR, self.request_id, wire.failure(error))
 
     async def _discard_outstanding(self) -> None:
         """The client is sending what it was asked for: it hears of the failure when all of that has come."""
         scratch = memoryview(bytearray(_DISCARD_BYTES if self._outstanding else 0))
-        async with asyncio.timeout(self._limits.discard_s):
-            for _ in range(len(self._outstanding)):
-                frame, _ = await self._stream.receive()
-                left = frame.payload_bytes
-                while left:
-                    piece = min(left, len(scratch))
-                    await self._stream.receive_into(scratch[:piece])
-                    left -= piece
+        for _ in range(len(self._outstanding)):
+            frame, _ = await self._stream.receive()
+            left = frame.payload_bytes
+            while left:
+                piece = min(left, len(scratch))
+                await self._stream.receive_into(scratch[:piece])
+                left -= piece
         self._outstanding = []

@@ -77,6 +77,7 @@ async def http_listening(gateway: Opened, endpoint: TcpEndpoint) -> AsyncIterato
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind((endpoint.host, endpoint.port))
+        sock.listen(128)  # from here on nobody is turned away, though the server is still starting
     except OSError as error:
         sock.close()
         raise SettingsError(

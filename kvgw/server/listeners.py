@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import ipaddress
 import logging
 import os
@@ -48,17 +47,19 @@ async def listening(endpoint: Endpoint, serve: Serve, connections: int, metrics:
 
     async def accept() -> None:
         loop = asyncio.get_running_loop()
+        told: str | None = None  # a state is logged once, not at every try
         while True:
             await room.acquire()
             try:
                 peer, _ = await loop.sock_accept(sock)
-            except OSError as error:
+            except OSError as error:  # no descriptors left, or that one peer's network: never the end of accepting
                 room.release()
-                if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED):
-                    raise
-                log.warning("no connection accepted: %s", error.strerror)
+                if told != error.strerror:
+                    told = error.strerror
+                    log.warning("no connection accepted on %s: %s", endpoint, error.strerror)
                 await asyncio.sleep(ACCEPT_PAUSE_SECONDS)
                 continue
+            told = None
             peer.setblocking(False)
             task = asyncio.create_task(serve_one(peer))
             tasks.add(task)
@@ -114,9 +115,12 @@ def _bind_unix(path: str) -> socket.socket:
     mask = os.umask(0o177)
     try:
         sock.bind(path)
+        sock.listen(128)
+    except OSError:
+        sock.close()
+        raise
     finally:
         os.umask(mask)
-    sock.listen(128)
     sock.setblocking(False)
     return sock
 

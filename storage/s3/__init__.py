@@ -10,10 +10,12 @@ download    an answer streamed into its target, of exactly the right length or n
 erasure     deletion of every version
 probing     what this bucket can do, for the operator
 tier        the tier
+objects     small named objects beside the blobs
 """
 
+from storage.s3.objects import S3Objects
 from storage.s3.options import S3Options
 from storage.s3.probing import S3Capabilities
 from storage.s3.tier import S3Tier
 
-__all__ = ["S3Capabilities", "S3Options", "S3Tier"]
+__all__ = ["S3Capabilities", "S3Objects", "S3Options", "S3Tier"]

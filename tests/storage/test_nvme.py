@@ -128,6 +128,16 @@ async def test_a_torn_or_grown_file_is_damage(tmp_path: Path, length: int) -> No
         assert tier.statistics.used_bytes == 10_000
 
 
+@aio
+async def test_a_file_that_shrinks_while_it_is_read_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    preadv = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda fd, buffers, at: preadv(fd, [buffers[0][:999]], at) if at < 4500 else 0)
+    async with nvme(tmp_path) as tier:
+        await tier.put(name(1), memoryview(content(10_000)))
+        with pytest.raises(BlobDamaged, match="ended after 4995 of 10000 bytes"):
+            await read(tier, name(1), 10_000)
+
+
 @pytest.mark.parametrize("what", ["symlink", "fifo", "directory"])
 @aio
 async def test_F02_what_is_no_regular_file_is_no_blob(tmp_path: Path, what: str) -> None:

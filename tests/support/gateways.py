@@ -182,9 +182,11 @@ async def house(
 ) -> AsyncIterator[House]:
     """Run a gateway on `folder`; at the end nothing may be held any more."""
     if kind == "embedded":
-        async with opened(settings, folder, world=world_of(clock)) as gateway:
-            async with _clients_of(House(gateway, kind, None, _token_of(gateway)), check) as made:
-                yield made
+        async with (
+            opened(settings, folder, world=world_of(clock)) as gateway,
+            _clients_of(House(gateway, kind, None, _token_of(gateway)), check) as made,
+        ):
+            yield made
         return
     if kind == "tcp":
         server = ServerSettings(http=settings.server.http, listen="127.0.0.1:0")
@@ -208,9 +210,11 @@ async def limited_house(
             await Connection(sock, gateway.gateway, gateway.authenticator, node, limits).serve()
 
         wanted = UnixEndpoint(str(folder / "kvgw.sock"))
-        async with listening(wanted, serve, limits.connections, gateway.rooms.metrics) as endpoint:
-            async with _clients_of(House(gateway, "unix", endpoint, _token_of(gateway)), check) as made:
-                yield made
+        async with (
+            listening(wanted, serve, limits.connections, gateway.rooms.metrics) as endpoint,
+            _clients_of(House(gateway, "unix", endpoint, _token_of(gateway)), check) as made,
+        ):
+            yield made
 
 
 @asynccontextmanager

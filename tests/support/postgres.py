@@ -61,7 +61,9 @@ class Postgres:
     def start(self) -> Self:
         """Start, and return when connections are accepted."""
         if not self.data.exists():
-            self._run("initdb", "-D", str(self.data), "-U", OWNER, "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync")
+            self._run(
+                "initdb", "-D", str(self.data), "-U", OWNER, "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync"
+            )
         self.port = self.port or _free_port()
         deadline = time.monotonic() + START_SECONDS
         while True:

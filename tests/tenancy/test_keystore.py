@@ -201,7 +201,7 @@ def test_a_store_that_others_can_reach_is_refused(store: FileKeyStore, tmp_path:
         run(store.read(NAMESPACE))
 
 
-GOOD = keystore._encode(TWO)
+GOOD = keystore.encode_versions(TWO)
 edits = st.tuples(st.integers(0, len(GOOD)), st.integers(0, len(GOOD)), st.binary(max_size=8))
 
 
@@ -210,11 +210,11 @@ edits = st.tuples(st.integers(0, len(GOOD)), st.integers(0, len(GOOD)), st.binar
 def test_c16_the_parser_takes_exactly_what_the_writer_writes(case: bytes | tuple[int, int, bytes]) -> None:
     data = case if isinstance(case, bytes) else GOOD[: case[0]] + case[2] + GOOD[case[1] :]
     try:
-        versions = keystore._parse(Path("n.key"), data)
+        versions = keystore.parse_versions(Path("n.key"), data)
     except KeyDamaged as error:
         assert "n.key is not a whole namespace key file" in str(error)
     else:
-        assert keystore._encode(versions) == data
+        assert keystore.encode_versions(versions) == data
 
 
 def test_a_file_beyond_any_key_file_is_not_read(store: FileKeyStore, tmp_path: Path) -> None:

@@ -121,13 +121,13 @@ class KVReuse:
         """
         kv_format = self.registered.kv_format
         check_unchanged(self._model, kv_format)
-        held = caches.held_tokens(cache, kv_format)
-        keys = self.registered.keys(caches.token_ids(input_ids)[:held], salt=salt)
+        layers = caches.Layers.of(cache, kv_format)
+        keys = self.registered.keys(caches.token_ids(input_ids)[: layers.tokens], salt=salt)
         outcomes: list[PutOutcome] = []
         last = Stored((), 0)
         for start, windows in self._batches(len(keys)):
             for index, window in enumerate(windows, start):
-                caches.copy_chunk_out(cache, index, kv_format, window)
+                layers.copy_chunk_out(index, window)
             report = await self._client.put(
                 self.registered,
                 keys[start : start + len(windows)],
@@ -160,7 +160,7 @@ class KVReuse:
 
     async def _read(self, keys: Sequence[bytes], match: Match) -> Restored:
         kv_format = self.registered.kv_format
-        layers = caches.RestoredLayers(kv_format, len(keys) * kv_format.tokens_per_chunk, self._model)
+        layers = caches.Layers.empty(kv_format, len(keys) * kv_format.tokens_per_chunk, self._model)
         tiers: list[str] = []
         outcome, reason = match.outcome, match.reason
         for start, windows in self._batches(len(keys)):
@@ -174,7 +174,7 @@ class KVReuse:
                 reason = report.reason or f"chunk {len(tiers)} was there a moment ago and could not be read"
                 break
         tokens = len(tiers) * kv_format.tokens_per_chunk
-        cache = layers.cache(tokens) if tokens else DynamicCache()
+        cache = layers.as_cache(tokens) if tokens else DynamicCache()
         return Restored(cache, tokens, tuple(tiers), len(tiers) * kv_format.chunk_bytes, outcome, reason)
 
     def _batches(self, chunks: int) -> Iterator[tuple[int, list[memoryview]]]:

@@ -1,0 +1,130 @@
+"""Several gateways as one: each prefix goes to one of them, and to the next when that one does not answer.
+
+Requests of one prefix land on one gateway, so that its NVMe and staging serve them all; which one is decided by
+rendezvous hashing, so that the loss of a gateway moves only its own prefixes. A chunk that is in S3 can be read through
+every gateway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, TypeVar
+
+from blake3 import blake3
+
+from kvgw.breaker import Breaker, BreakerOptions, BreakerState
+from kvgw.errors import Code, KvgwError, Outage
+from kvgw.model import (
+    DeleteRequest,
+    GetReply,
+    GetRequest,
+    MatchRequest,
+    PutReply,
+    PutRequest,
+    Question,
+    TouchRequest,
+)
+from kvgw.runtime import Clock, Rng
+from kvgw.transport import Transport
+
+Answer = TypeVar("Answer")
+Result = TypeVar("Result")
+
+REMEMBERED_KEYS_MAX: Final = 65_536
+"""Keys whose prefix is remembered; a forgotten one is merely served by another gateway."""
+
+
+class Member:
+    """One gateway of a fleet and how it has been lately."""
+
+    def __init__(self, name: str, transport: Transport, breaker: Breaker) -> None:
+        self.name = name
+        self.transport = transport
+        self.breaker = breaker
+
+    def weight(self, prefix: bytes) -> bytes:
+        """Rendezvous weight: the member with the highest has the prefix."""
+        return blake3(self.name.encode() + b"\0" + prefix).digest()
+
+
+class FleetTransport:
+    """A transport over several gateways. Only an outage of a gateway moves a request on; a refusal is an answer."""
+
+    def __init__(
+        self, members: Sequence[tuple[str, Transport]], options: BreakerOptions, clock: Clock, rng: Rng
+    ) -> None:
+        self._members = [Member(name, transport, Breaker(options, clock, rng)) for name, transport in members]
+        self._clock = clock
+        self._prefix_of: OrderedDict[bytes, bytes] = OrderedDict()
+
+    @property
+    def states(self) -> dict[str, BreakerState]:
+        """Each gateway's breaker."""
+        return {member.name: member.breaker.state for member in self._members}
+
+    async def ask(self, request: Question, answer: type[Answer]) -> Answer:
+        keys = request.keys if isinstance(request, MatchRequest | TouchRequest | DeleteRequest) else []
+        return await self._first_that_answers(
+            self._prefix(keys, None), request.deadline_ms, lambda transport: transport.ask(request, answer)
+        )
+
+    async def put(self, request: PutRequest, payloads: Sequence[memoryview]) -> PutReply:
+        prefix = self._prefix(request.keys, request.parent)
+        return await self._first_that_answers(
+            prefix, request.deadline_ms, lambda transport: transport.put(request, payloads)
+        )
+
+    async def get(self, request: GetRequest, into: Sequence[memoryview]) -> GetReply:
+        prefix = self._prefix(request.keys, None)
+        return await self._first_that_answers(
+            prefix, request.deadline_ms, lambda transport: transport.get(request, into)
+        )
+
+    async def aclose(self) -> None:
+        for member in self._members:
+            await member.transport.aclose()
+
+    async def _first_that_answers(
+        self, prefix: bytes, deadline_ms: int, send: Callable[[Transport], Awaitable[Result]]
+    ) -> Result:
+        ends = self._clock.monotonic() + deadline_ms / 1000
+        last: Outage | None = None
+        for member in sorted(self._members, key=lambda one: one.weight(prefix), reverse=True):
+            if not member.breaker.admit():
+                continue
+            # Half of what is left: a frozen gateway must leave time for another one to answer.
+            share = max(0.0, ends - self._clock.monotonic()) / 2
+            try:
+                async with asyncio.timeout(share):
+                    result = await send(member.transport)
+            except TimeoutError:
+                member.breaker.failed()
+                last = Outage(f"{member.name} did not answer within {share:.3g} s", Code.DEADLINE)
+            except Outage as error:
+                member.breaker.failed()
+                last = error
+            except KvgwError:
+                member.breaker.succeeded()
+                raise
+            except BaseException:
+                member.breaker.abandoned()
+                raise
+            else:
+                member.breaker.succeeded()
+                return result
+        raise last or Outage("no gateway of the fleet answered lately; they are tried again shortly")
+
+    def _prefix(self, keys: Sequence[bytes], parent: bytes | None) -> bytes:
+        """What the first key's chain began with, as far as this client has seen it."""
+        if not keys:
+            return b""
+        start = parent if parent is not None else keys[0]
+        prefix = self._prefix_of.get(start, self._prefix_of.get(keys[0], start))
+        for key in keys:
+            self._prefix_of[key] = prefix
+            self._prefix_of.move_to_end(key)
+        while len(self._prefix_of) > REMEMBERED_KEYS_MAX:
+            self._prefix_of.popitem(last=False)
+        return prefix

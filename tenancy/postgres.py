@@ -1,0 +1,116 @@
+"""The catalog on PostgreSQL: several gateways over one database.
+
+A transaction body is the same plain function as on SQLite; here it runs in a greenlet over asyncpg. The role must be an
+ordinary one: row-level security is forced, and a superuser or a role with BYPASSRLS would see every tenant's rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Final, TypeVar
+
+from sqlalchemy import URL, Connection, make_url, text
+from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from tenancy.errors import CatalogMisconfigured, CatalogUnavailable
+from tenancy.sight import Sight, look
+
+Result = TypeVar("Result")
+
+CONNECT_SECONDS: Final = 5.0
+STATEMENT_SECONDS: Final = 30
+LOCK_SECONDS: Final = 10
+POOL_SECONDS: Final = 5.0
+
+_ROLE = text("SELECT current_user, rolsuper, rolbypassrls FROM pg_roles WHERE rolname = current_user")
+
+
+class PostgresDatabase:
+    """A pool of connections to one database. Raises `CatalogUnavailable` when it cannot be reached in time."""
+
+    def __init__(self, url: URL, pool: int) -> None:
+        self._engine = create_async_engine(
+            url.set(drivername="postgresql+asyncpg"),
+            pool_size=pool,
+            max_overflow=0,
+            pool_timeout=POOL_SECONDS,
+            pool_pre_ping=True,
+            pool_recycle=1800,
+            connect_args={
+                "timeout": CONNECT_SECONDS,
+                "server_settings": {
+                    "application_name": "kvgw",
+                    "statement_timeout": f"{STATEMENT_SECONDS}s",
+                    "lock_timeout": f"{LOCK_SECONDS}s",
+                    "idle_in_transaction_session_timeout": f"{STATEMENT_SECONDS}s",
+                    "timezone": "UTC",
+                },
+            },
+        )
+
+    async def write(self, body: Callable[[Connection], Result], sight: Sight) -> Result:
+        def transaction(connection: Connection) -> Result:
+            look(connection, sight)
+            return body(connection)
+
+        async with _mapped_errors(), self._engine.begin() as connection:
+            return await connection.run_sync(transaction)
+
+    async def read(self, body: Callable[[Connection], Result], sight: Sight) -> Result:
+        return await self.write(body, sight)
+
+    async def check_role(self) -> None:
+        """Raises `CatalogMisconfigured` if row-level security would not hold for this role."""
+        async with _mapped_errors(), self._engine.connect() as connection:
+            name, superuser, bypasses = (await connection.execute(_ROLE)).one()
+        if superuser or bypasses:
+            power = "is a superuser" if superuser else "may bypass row-level security"
+            raise CatalogMisconfigured(
+                f"the database role {name!r} {power}: it would see every tenant's rows. Use an ordinary role in "
+                "catalog.url (CREATE ROLE kvgw_app LOGIN), and keep the other for catalog.owner_url, which only "
+                "kvgw migrate uses"
+            )
+
+    async def aclose(self) -> None:
+        await self._engine.dispose()
+
+
+def parse_url(url: str, password: str | None) -> URL:
+    """Read ``postgresql://user@host:port/database``. Raises `CatalogMisconfigured` without echoing a password."""
+    try:
+        parsed = make_url(url)
+    except ArgumentError:
+        raise CatalogMisconfigured("catalog.url is not a URL: write postgresql://user@host:5432/database") from None
+    if parsed.get_backend_name() != "postgresql" or not parsed.database or not parsed.username:
+        raise CatalogMisconfigured(
+            f"catalog.url {parsed.render_as_string(hide_password=True)} must be postgresql://user@host:5432/database"
+        )
+    if parsed.password is not None:
+        raise CatalogMisconfigured("catalog.url must not hold a password: name a file in catalog.password_file")
+    return parsed if password is None else parsed.set(password=password)
+
+
+@asynccontextmanager
+async def _mapped_errors() -> AsyncIterator[None]:
+    try:
+        yield
+    except IntegrityError:
+        raise  # a broken rule of the schema is a bug of ours, not an outage
+    except PoolTimeout as error:
+        raise CatalogUnavailable("no connection to the catalog database was free in time") from error
+    except DBAPIError as error:
+        raise CatalogUnavailable(f"the catalog database failed: {_sentence(error)}") from error
+    except SQLAlchemyError as error:
+        raise CatalogUnavailable(f"the catalog database failed: {type(error).__name__}") from error
+    except (OSError, TimeoutError) as error:
+        raise CatalogUnavailable(
+            f"the catalog database does not answer: {str(error) or type(error).__name__}"
+        ) from error
+
+
+def _sentence(error: DBAPIError) -> str:
+    """The server's own sentence, without the statement and its parameters."""
+    return str(error.orig).partition(": ")[2] or type(error.orig).__name__

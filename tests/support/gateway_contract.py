@@ -1,0 +1,471 @@
+"""One contract for every transport: what a client may count on, whatever lies between it and the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any, ClassVar
+from unittest import mock
+
+import pytest
+
+from kvgw.errors import Code, FormatError, KvgwError, Outage, RequestRefused
+from kvgw.gateway.core import Gateway
+from kvgw.model import KEYS_MAX, Durability, Label, Outcome, PutOutcome
+from kvgw.reports import Registered
+from tenancy.sealing import sealed_length
+from tests.support.aio import aio
+from tests.support.gateways import House, Kind, buffers_for, format_of, house, keys_of, payloads_of, read
+from tests.support.manual_clock import ManualClock
+
+STORED, HAVE, CONFLICT = PutOutcome.STORED, PutOutcome.HAVE, PutOutcome.CONFLICT
+DAY_S = 86_400
+
+
+class GatewayContract:
+    """Inherit, and name the transport."""
+
+    kind: ClassVar[Kind]
+
+    def house(self, tmp_path: Path, **options: Any) -> AbstractAsyncContextManager[House]:
+        return house(self.kind, tmp_path / "gw", **options)
+
+    # The life of a chunk
+
+    @aio
+    async def test_what_was_put_is_matched_and_read(self, tmp_path: Path) -> None:
+        async with self.house(tmp_path) as gateway:
+            client = gateway.client()
+            registered = await client.register(format_of())
+            keys, payloads = keys_of(5), payloads_of(registered, 5)
+            assert (await client.match(registered, keys)).count == 0
+            report = await client.put(registered, keys, payloads)
+            assert report.outcomes == (STORED,) * 5
+            assert report.stored == 5
+            match = await client.match(registered, [*keys, b"other"])
+            assert (match.count, match.tiers, match.outcome) == (5, ("staging",) * 5, Outcome.OK)
+            found, read_back = await read(client, registered, keys)
+            assert read_back == payloads, "law 3: exactly what was put"
+            assert found.leading == 5
+            assert {hit.tier for hit in found.hits} <= {"staging", "nvme"}
+
+    @aio
+    async def test_registering_again_is_the_same(self, tmp_path: Path) -> None:
+        async with self.house(tmp_path) as gateway:
+            client, other = gateway.client(), gateway.client()
+            first = await client.register(format_of())
+            assert await other.register(format_of()) == first
+            assert (await client.stat()).formats == 1
+
+    @aio
+    async def test_a_get_is_a_miss_for_what_is_not_there(self, tmp_path: Path) -> None:
+        async with self.house(tmp_path) as gateway:
+            client = gateway.client()
+            registered = await client.register(format_of())
+            keys, payloads = keys_of(4), payloads_of(registered, 4)
+            await client.put(registered, keys[:1], payloads[:1])
+            await client.put(registered, keys[3:], payloads[3:])
+            report, read_back = await read(client, registered, keys)
+            assert report.outcome is Outcome.OK, "a miss is a value, not an outage"
+            assert read_back == [payloads[0], None, None, payloads[3]]
+            assert report.leading == 1
+            assert (await client.match(registered, keys)).count == 1, "match counts the leading run only"
+            assert (await client.match(registered, keys[1:])).count == 0
+
+    @aio
+    async def test_only_wanted_payloads_travel(self, tmp_path: Path) -> None:
+        async with self.house(tmp_path) as gateway:
+            client = gateway.client()
+            registered = await client.register(format_of())
+            keys, payloads = keys_of(6), payloads_of(registered, 6)
+            await client.put(registered, keys[:4], payloads[:4])
+            travelled: list[int] = []
+            with mock.patch.object(Gateway, "put", _spying_put(travelled)):
+                report = await client.put(registered, keys, payloads)
+            assert report.outcomes == (HAVE,) * 4 + (STORED,) * 2
+            assert travelled == [4, 5]
+
+    @aio
+    async def test_entries_form_an_ordered_chain(self, tmp_path: Path) -> None:
+        async with self.house(tmp_path) as gateway:
+            client = gateway.client()
+            registered = await client.register(format_of())
+            keys, payloads = keys_of(5), payloads_of(registered, 5)
+            await client.put(registered, keys[:3], payloads[:3])
+            await client.put(registered, keys[3:], payloads[3:], parent=keys[2], depth=3)
+            rows = await _rows(gateway, "SELECT entry_key, parent, depth FROM entry ORDER BY depth")
+            assert [row[2] for row in rows] == [0, 1, 2, 3, 4]
+            assert [row[1] for row in rows] == [None, *(row[0] for row in rows[:-1])]
+
+    @aio
+    async def test_match_over_formats_is_the_shortest_run(self, tmp_path: Path) -> None:
+        async with self.house(tmp_path) as gateway:
+            client = gateway.client()
+            ranks = [await client.register(format_of(parallel=(2, rank, 1, 0, 1, 0))) for rank in (0, 1)]
+            keys = keys_of(4)
+            await client.put(ranks[0], keys, payloads_of(ranks[0], 4))
+            assert (await client.match(ranks, keys)).count == 0
+            await client.put(ranks[1], keys[:3], payloads_of(ranks[1], 3))
+            assert (await client.match(ranks, keys)).count == 3
+
+    @aio
+    async def test_an_entry_ends_with_its_ttl_to_the_millisecond(self, tmp_path: Path) -> None:
+        clock = ManualClock()
+        async with self.house(tmp_path, clock=clock) as gateway:
+            client = gateway.client()
+            registered = await client.register(format_of())
+            key, payload = keys_of(1), payloads_of(registered, 1)
+            put = await client.put(registered, key, payload, ttl_s=60)
+            assert put.expires_ms == clock.now_ms() + 60_000
+            clock.advance(59.999)
+            assert (await client.match(registered, key)).count == 1
+            clock.advance(0.001)
+            assert (await client.match(registered, key)).count == 0, "law 5: expires_at > now, no margin"
+            assert (await read(client, registered, key))[1] == [None]
+            assert (await client.touch(registered, key)).count == 0, "law 5: what expired is not revived"
+            assert (await client.put(registered, key, payload)).outcomes == (STORED,)
+
+    @aio
+    async def test_touch_and_get_extend_and_never_shorten(self, tmp_path: Path) -> None:
+        clock = ManualClock()
+        async with self.house(tmp_path, clock=clock) as gateway:
+            client = gateway.client()
+            registered = await client.register(format_of())
+            key, payload = keys_of(1), payloads_of(registered, 1)
+            await client.put(registered, key, payload, ttl_s=60)
+            assert (await client.touch(registered, [*key, b"none"], ttl_s=10)).count == 1
+            clock.advance(40)
+            report, read_back = await read(client, registered, key)
+            assert read_back == payload, "touch never shortens"
+            assert report.hits[0].expires_ms == clock.now_ms() + 60_000, "a sliding TTL starts anew"
+            await client.touch(registered, key, ttl_s=DAY_S)
+            clock.advance(DAY_S - 1)
+            assert (await client.match(registered, key)).count == 1
+
+    @aio
+    async def test_delete_is_all_at_once(self, tmp_path: Path) -> None:
+        async with self.house(tmp_path) as gateway:
+            client, reader = gateway.client(), gateway.client()
+            registered = await client.register(format_of())
+            keys, payloads = keys_of(4), payloads_of(registered, 4)
+            await client.put(registered, keys, payloads)
+            assert await client.delete(registered, [*keys[1:3], b"none"]) == 2
+            assert (await read(reader, registered, keys))[1] == [payloads[0], None, None, payloads[3]], "law 5"
+            assert await client.delete(registered, keys[1:3]) == 0
+            await gateway.opened.crew.sweep_everywhere()
+            assert (await client.stat()).objects == 2
+
+    @aio
+    async def test_a_delete_that_fails_deletes_nothing(self, tmp_path: Path) -> None:
+        async with self.house(tmp_path) as gateway:
+            client = gateway.client()
+            registered = await client.register(format_of())
+            keys, payloads = keys_of(3), payloads_of(registered, 3)
+            await client.put(registered, keys, payloads)
+            await _execute(gateway, "CREATE TRIGGER broken BEFORE UPDATE ON chunk BEGIN SELECT RAISE(ABORT, 'no'); END")
+            with pytest.raises((KvgwError, Exception), match=r"unforeseen|no"):
+                await client.delete(registered, keys)
+            await _execute(gateway, "DROP TRIGGER broken")
+            assert (await read(client, registered, keys))[1] == payloads, "all or nothing"
+
+    @aio
+    async def test_Q13_equal_content_is_charged_once(self, tmp_path: Path) -> None:
+        async with self.house(tmp_path) as gateway:
+            client = gateway.client()
+            registered = await client.register(format_of())
+            payload = payloads_of(registered, 1)[0]
+            await client.put(registered, [b"a"], [payload])
+            once = await client.stat()
+            assert (await client.put(registered, [b"b"], [payload])).outcomes == (STORED,)
+            assert (await client.put(registered, [b"c", b"d"], [payload, payload])).outcomes == (STORED,) * 2
+            now = await client.stat()
+            assert (now.entries, now.chunks, now.objects) == (4, 1, 1)
+            assert now.stored_bytes == once.stored_bytes == sealed_length(registered.chunk_bytes)
+            assert await client.delete(registered, [b"a", b"b", b"c"]) == 3
+            assert (await read(client, registered, [b"d"]))[1] == [payload], "the last entry keeps the chunk"
+
+    @aio
+    async def test_the_first_writer_of_a_key_wins(self, tmp_path: Path) -> None:
+        async with self.house(tmp_path) as gateway:
+            client = gateway.client()
+            registered = await client.register(format_of())
+            mine, other = payloads_of(registered, 1, seed=1), payloads_of(registered, 1, seed=2)
+            reports = await asyncio.gather(*(client.put(registered, [b"k"], one) for one in (mine, other)))
+            assert sorted(report.outcomes[0] for report in reports) in ([CONFLICT, STORED], [HAVE, STORED])
+            winner = mine if reports[0].outcomes[0] is STORED else other
+            assert (await read(client, registered, [b"k"]))[1] == winner
+            assert (await client.put(registered, [b"k"], mine)).outcomes == (HAVE,)
+            assert (await read(client, registered, [b"k"]))[1] == winner
+            assert (await client.stat()).objects == 1, "Q13: the loser is charged nothing"
+
+    @aio
+    async def test_over_quota_grants_a_leading_run(self, tmp_path: Path) -> None:
+        async with self.house(tmp_path) as gateway:
+            each = sealed_length(format_of().chunk_bytes)
+            await gateway.namespace("small", limit_bytes=3 * each + 1)
+            client = gateway.client("small")
+            registered = await client.register(format_of())
+            keys, payloads = keys_of(5), payloads_of(registered, 5)
+            report = await client.put(registered, keys, payloads)
+            assert report.outcomes == (STORED,) * 3 + (PutOutcome.OVER_QUOTA,) * 2, "law 4"
+            assert report.stored == 3
+            assert "quota" in report.reason
+            await client.delete(registered, keys[:1])
+            assert (await client.put(registered, keys[3:4], payloads[3:4])).stored == 0, "charged until swept"
+            await gateway.opened.crew.sweep_everywhere()
+            assert (await client.put(registered, keys[3:4], payloads[3:4])).stored == 1
+            assert (await client.stat()).stored_bytes == 3 * each
+
+    @aio
+    async def test_labels_attach_to_new_entries_and_to_those_there(self, tmp_path: Path) -> None:
+        async with self.house(tmp_path) as gateway:
+            client = gateway.client()
+            registered = await client.register(format_of())
+            keys, payloads = keys_of(2), payloads_of(registered, 2)
+            await client.put(registered, keys[:1], payloads[:1], labels=[Label("user", "u1")])
+            labels = [Label("user", "u1"), Label("session", "s"), Label("session", "s")]
+            report = await client.put(registered, keys, payloads, labels=labels)
+            assert report.outcomes == (HAVE, STORED)
+            counts = await _rows(gateway, "SELECT count(*) FROM entry_label GROUP BY entry_key")
+            assert counts == [(2,), (2,)]
+            values = await _rows(gateway, "SELECT label_mac FROM entry_label")
+            assert all(len(value) == 32 and b"u1" not in value for (value,) in values), (
+                "labels are kept as keyed hashes only"
+            )
+
+    @aio
+    async def test_durability_says_where_the_bytes_are(self, tmp_path: Path) -> None:
+        clock = ManualClock()  # write-back happens when the clock is moved, not before
+        async with self.house(tmp_path, clock=clock) as gateway:
+            await gateway.namespace("fast", durability=Durability.STAGED)
+            client = gateway.client("fast")
+            registered = await client.register(format_of())
+            payloads = payloads_of(registered, 2)
+            await client.put(registered, [b"staged"], payloads[:1])
+            assert (await client.match(registered, [b"staged"])).tiers == ("staging",)
+            assert await _rows(gateway, "SELECT state FROM placement") == [("due",)], "law 8: staged promises nothing"
+            await client.put(registered, [b"nvme"], payloads[1:], durability=Durability.NVME)
+            assert sorted(await _rows(gateway, "SELECT state FROM placement")) == [("due",), ("ok",)]
+            assert len(_blobs(gateway)) == 1, "law 8: an nvme chunk is on the disk when it is acknowledged"
+            with pytest.raises(RequestRefused, match="durability s3"):
+                await client.put(registered, [b"s3"], payloads[:1], durability=Durability.S3)
+            await gateway.opened.crew.drain_everywhere()
+            assert len(_blobs(gateway)) == 2
+            assert (await client.match(registered, [b"staged"])).count == 1
+
+    @aio
+    async def test_R07_the_deadline_holds_and_nothing_pends(self, tmp_path: Path) -> None:
+        async with self.house(tmp_path) as gateway:
+            client = gateway.client(read_deadline_s=0.2)
+            registered = await client.register(format_of())
+            keys, payloads = keys_of(2), payloads_of(registered, 2)
+            await client.put(registered, keys, payloads)
+            slow = mock.patch.object(type(gateway.opened.rooms.catalog), "lookup", _never)
+            with slow:
+                started = time.monotonic()
+                answers = [await client.match(registered, keys)]
+                answers += await asyncio.gather(*(client.match(registered, keys) for _ in range(5)))
+                assert time.monotonic() - started < 2 * 0.2 + 0.25, "each call ends with its own deadline"
+                assert {(one.count, one.outcome) for one in answers} == {(0, Outcome.OUTAGE)}
+                with pytest.raises(Outage):
+                    await client.match(registered, keys, on_error="raise")
+            recovered = gateway.client()
+            assert (await recovered.match(registered, keys)).count == 2
+
+    @aio
+    async def test_a_closed_client_answers_with_an_outage(self, tmp_path: Path) -> None:
+        async with self.house(tmp_path) as gateway:
+            client = gateway.client()
+            registered = await client.register(format_of())
+            await client.aclose()
+            await client.aclose()
+            match = await client.match(registered, [b"k"])
+            assert (match.count, match.outcome) == (0, Outcome.OUTAGE)
+            assert "closed" in match.reason
+            with pytest.raises(Outage, match="closed"):
+                await client.delete(registered, [b"k"])
+
+    # What is refused, and how
+
+    @aio
+    async def test_an_unknown_format_is_refused_by_name(self, tmp_path: Path) -> None:
+        async with self.house(tmp_path) as gateway:
+            client = gateway.client()
+            foreign = Registered(format_of(), "", b"f" * 32)
+            match = await client.match(foreign, [b"k"])
+            assert (match.count, match.outcome) == (0, Outcome.OK), "R79: an early rank matches nothing"
+            assert "not registered" in match.reason
+            payload = payloads_of(foreign, 1)
+            for call in (
+                client.put(foreign, [b"k"], payload),
+                client.get(foreign, [b"k"], buffers_for(foreign, 1)),
+                client.touch(foreign, [b"k"]),
+                client.delete(foreign, [b"k"]),
+            ):
+                with pytest.raises(RequestRefused, match="not registered") as refusal:
+                    await call
+                assert refusal.value.code is Code.FORMAT_UNKNOWN
+
+    @aio
+    async def test_R17_wrong_lengths_are_refused_before_a_byte_moves(self, tmp_path: Path) -> None:
+        async with self.house(tmp_path) as gateway:
+            client = gateway.client()
+            registered = await client.register(format_of())
+            length = registered.chunk_bytes
+            keys, payloads = keys_of(40), payloads_of(registered, 40)
+            await client.put(registered, keys, payloads)
+            shared = memoryview(bytearray(b"\xcc" * (40 * length + 4096)))
+            short = [shared[index * (length - 64) : (index + 1) * (length - 64)] for index in range(40)]
+            with pytest.raises(FormatError, match=rf"{length - 64} bytes.* has {length}") as refusal:
+                await client.get(registered, keys, short)
+            assert refusal.value.code is Code.LENGTH_MISMATCH
+            assert bytes(shared) == b"\xcc" * len(shared), "R17: nothing was written"
+            right = [shared[index * length : (index + 1) * length] for index in range(40)]
+            assert (await client.get(registered, keys, right)).leading == 40
+            assert bytes(shared[: 40 * length]) == b"".join(payloads)
+            assert bytes(shared[40 * length :]) == b"\xcc" * 4096, "R17: nothing behind the buffer changes"
+            for wrong in (b"", payloads[0][:-1], payloads[0] + b"x"):
+                with pytest.raises(FormatError, match=rf"chunk 0 has {len(wrong)} bytes.* {length}"):
+                    await client.put(registered, [b"new"], [wrong])
+            with pytest.raises(FormatError, match="read-only"):
+                await client.get(registered, keys[:1], [memoryview(bytes(length))])
+            with pytest.raises(FormatError, match="contiguous"):
+                await client.get(registered, keys[:1], [memoryview(bytearray(2 * length))[::2]])
+            with pytest.raises(FormatError, match="contiguous"):
+                await client.put(registered, [b"new"], [memoryview(bytearray(2 * length))[::2]])
+            with pytest.raises(FormatError, match="40 keys but 1 buffers"):
+                await client.get(registered, keys, right[:1])
+
+    @aio
+    async def test_R51_too_many_keys_name_the_limit(self, tmp_path: Path) -> None:
+        async with self.house(tmp_path) as gateway:
+            client = gateway.client()
+            registered = await client.register(format_of(64))
+            buffer = bytearray(64)
+            for count in (0, KEYS_MAX + 1, 100_000):
+                keys = keys_of(count)
+                for call in (
+                    client.match(registered, keys),
+                    client.get(registered, keys, [buffer] * count),
+                    client.put(registered, keys, [buffer] * count),
+                    client.touch(registered, keys),
+                    client.delete(registered, keys),
+                ):
+                    with pytest.raises(KvgwError, match=rf"{KEYS_MAX} keys, not {count}") as refusal:
+                        await call
+                    assert refusal.value.code is Code.TOO_MANY_KEYS
+            keys = keys_of(KEYS_MAX)
+            ranks = [await client.register(format_of(64, parallel=(9, rank, 1, 0, 1, 0))) for rank in range(9)]
+            match = await client.match(ranks, keys)
+            assert (match.count, match.outcome) == (0, Outcome.OK), (
+                f"more keys than SQLite takes at once: {match.reason}"
+            )
+            assert (await client.touch(registered, keys)).count == 0
+            assert await client.delete(registered, keys) == 0
+
+    @aio
+    async def test_a_repeated_or_malformed_key_is_refused(self, tmp_path: Path) -> None:
+        async with self.house(tmp_path) as gateway:
+            client = gateway.client()
+            registered = await client.register(format_of())
+            payloads = payloads_of(registered, 2)
+            for wrong in ([b"k", b"k"], [b"k", b""], [b"k", b"x" * 65], [b"k", "text"]):
+                keys: Sequence[Any] = wrong
+                for call in (
+                    client.match(registered, keys),
+                    client.put(registered, keys, payloads),
+                    client.get(registered, keys, buffers_for(registered, 2)),
+                    client.delete(registered, keys),
+                ):
+                    with pytest.raises(FormatError, match="key 1"):
+                        await call
+            assert (await client.stat()).entries == 0
+
+    @aio
+    async def test_R53_nonsense_times_are_refused_and_long_ones_capped(self, tmp_path: Path) -> None:
+        clock = ManualClock()
+        async with self.house(tmp_path, clock=clock) as gateway:
+            client = gateway.client()
+            registered = await client.register(format_of())
+            payload = payloads_of(registered, 1)
+            wrong: list[Any] = [0, -1, 0.0005, 1e300, float("nan"), float("inf"), 11 * 366 * DAY_S, "60", True]
+            for ttl in wrong:
+                with pytest.raises(FormatError, match="time must be"):
+                    await client.put(registered, [b"k"], payload, ttl_s=ttl)
+                with pytest.raises(FormatError, match="time must be"):
+                    await client.touch(registered, [b"k"], ttl_s=ttl)
+            for deadline in (0, -1, float("nan"), 1e9, "1"):
+                with pytest.raises(FormatError, match=r"(deadline|time) must be"):
+                    await client.match(registered, [b"k"], deadline_s=deadline)  # type: ignore[arg-type]
+            report = await client.put(registered, [b"k"], payload, ttl_s=9 * 366 * DAY_S)
+            assert report.expires_ms == clock.now_ms() + 30 * DAY_S * 1000, "the namespace's longest TTL"
+            await client.touch(registered, [b"k"], ttl_s=9 * 366 * DAY_S)
+            assert await _rows(gateway, "SELECT expires_ms FROM entry") == [(report.expires_ms,)]
+
+    @aio
+    async def test_values_out_of_bounds_are_refused_the_same_everywhere(self, tmp_path: Path) -> None:
+        async with self.house(tmp_path) as gateway:
+            client = gateway.client()
+            registered = await client.register(format_of())
+            payload = payloads_of(registered, 1)
+            puts: list[dict[str, Any]] = [
+                {"depth": -1},
+                {"depth": 2**31 + 1},
+                {"depth": 2**70},
+                {"depth": "1"},
+                {"parent": b""},
+                {"parent": b"x" * 65},
+                {"labels": [Label("user", "u")] * 17},
+                {"labels": [Label("", "u")]},
+                {"labels": [Label("user", "x" * 257)]},
+            ]
+            for wrong in puts:
+                with pytest.raises(KvgwError, match=r"malformed|cannot be sent") as refusal:
+                    await client.put(registered, [b"k"], payload, **wrong)
+                assert not refusal.value.retryable, f"{wrong}: retrying changes nothing"
+            for lease in (-1, 60_001, 2**70):
+                with pytest.raises(RequestRefused, match=r"malformed|cannot be sent"):
+                    await client.match(registered, [b"k"], lease_ms=lease)
+            with pytest.raises(FormatError, match="at least one"):
+                await client.match([], [b"k"])
+            assert (await client.stat()).entries == 0
+
+
+async def _never(*_: object) -> None:
+    await asyncio.Event().wait()
+
+
+def _spying_put(travelled: list[int]) -> Any:
+    real = Gateway.put
+
+    async def put(self: Gateway, caller: Any, request: Any, source: Any) -> Any:
+        receive = source.receive
+
+        async def spied(index: int, target: memoryview) -> None:
+            travelled.append(index)
+            await receive(index, target)
+
+        with mock.patch.object(source, "receive", spied):
+            return await real(self, caller, request, source)
+
+    return put
+
+
+async def _rows(gateway: House, statement: str) -> list[Any]:
+    return await gateway.opened.rooms.catalog._database.read(
+        lambda connection: [tuple(row) for row in connection.exec_driver_sql(statement)]
+    )
+
+
+async def _execute(gateway: House, statement: str) -> None:
+    def body(connection: Any) -> None:
+        connection.exec_driver_sql(statement)
+
+    await gateway.opened.rooms.catalog._database.write(body)
+
+
+def _blobs(gateway: House) -> list[Path]:
+    return [file for file in (gateway.opened.folder / "nvme" / "v1").rglob("*") if file.is_file()]

@@ -1,0 +1,64 @@
+"""The catalog's suite on SQLite."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection
+
+from kvgw.runtime import ThreadWorkers
+from tenancy import migrate
+from tenancy.catalog import Catalog
+from tenancy.engine import SqliteDatabase
+from tenancy.model import Node
+from tests.tenancy.catalog_bench import Backend
+from tests.tenancy.catalog_contract import CatalogContract
+from tests.tenancy.catalog_endings import CatalogEndings
+
+
+class SqliteBackend:
+    """A catalog in one file, with one thread for its transactions."""
+
+    def __init__(self, database: SqliteDatabase) -> None:
+        self._database = database
+
+    def catalog(self, node: Node) -> Catalog:
+        return Catalog(self._database, node)
+
+    async def transact(self, body: Callable[[Connection], Any]) -> Any:
+        return await self._database.write(body)
+
+
+@asynccontextmanager
+async def sqlite_backend(file: Path) -> AsyncIterator[Backend]:
+    workers = ThreadWorkers(1)
+    try:
+        database = SqliteDatabase(file, workers)
+        try:
+            await database.write(migrate.upgrade)
+            yield SqliteBackend(database)
+        finally:
+            await database.aclose()
+    finally:
+        workers.close()
+
+
+class OnSqlite:
+    @pytest.fixture(autouse=True)
+    def _a_folder(self, tmp_path: Path) -> None:
+        self.file = tmp_path / "catalog.db"
+
+    def backend(self) -> AbstractAsyncContextManager[Backend]:
+        return sqlite_backend(self.file)
+
+
+class TestCatalogOnSqlite(OnSqlite, CatalogContract):
+    pass
+
+
+class TestCatalogEndingsOnSqlite(OnSqlite, CatalogEndings):
+    pass
