@@ -15,15 +15,26 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --no-compile
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -rs $(PYTEST_ARGS)
 
+# What stands in docker-compose.yml. COMPOSE_SECRETS is a folder private to you; compose-up makes what is missing there.
+COMPOSE ?= docker compose
+COMPOSE_ARGS ?=
+COMPOSE_SECRETS ?= $(CURDIR)/deploy/secrets
+MINIO_PORT ?= 9000
+MINIO_USER ?= kvgw-minio
+POSTGRES_PORT ?= 5432
+STACK := KVGW_SECRETS='$(COMPOSE_SECRETS)' KVGW_MINIO_PORT=$(MINIO_PORT) KVGW_MINIO_USER=$(MINIO_USER) \
+	KVGW_POSTGRES_PORT=$(POSTGRES_PORT) $(COMPOSE)
+
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-all demo lint types clean
+.PHONY: help setup test test-all demo lint types docs clean compose-up compose-test compose-down
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "  PYTHON=python3.12   the interpreter of a new environment (3.11 to 3.13)"
 	@echo "  TORCH_INDEX=URL     where pip finds PyTorch's CPU wheels; without it Linux gets the far larger CUDA build"
 	@echo "  PYTEST_ARGS='…'     more arguments for pytest; WORKERS=N its processes; DEMO_ARGS='…' for the demo"
+	@echo "  COMPOSE_ARGS='…'    more arguments for docker compose; COMPOSE='docker compose --profile monitoring' adds Prometheus"
 
 setup: $(STAMP) ## Build the environment in .venv, if it is not there or out of date
 
@@ -54,6 +65,25 @@ lint: $(STAMP) ## Lint, format and layers only
 
 types: $(STAMP) ## Types only
 	$(BIN)/mypy
+
+docs: $(STAMP) ## Write docs/settings.md and docs/metrics.md anew from the code
+	$(BIN)/python docs/generate.py
+
+compose-up: ## MinIO, PostgreSQL and two gateways in Docker, with secrets of their own
+	sh deploy/secrets.sh '$(COMPOSE_SECRETS)'
+	$(STACK) up --detach --build --wait $(COMPOSE_ARGS)
+
+compose-test: $(STAMP) ## The S3, PostgreSQL and contract suites against the MinIO and PostgreSQL of docker-compose.yml
+	sh deploy/secrets.sh '$(COMPOSE_SECRETS)'
+	$(STACK) up --detach --wait minio db
+	KVGW_TEST_S3_ENDPOINT=http://127.0.0.1:$(MINIO_PORT) KVGW_TEST_S3_BUCKET=kvgw-tests \
+	KVGW_TEST_S3_ACCESS_KEY=$(MINIO_USER) KVGW_TEST_S3_SECRET_KEY="$$(cat '$(COMPOSE_SECRETS)/minio-password')" \
+	KVGW_TEST_S3_REGION=us-east-1 KVGW_TEST_S3_ADDRESSING=path KVGW_TEST_S3_CHECKSUMS=when_required \
+	KVGW_TEST_POSTGRES_URL="postgresql://postgres:$$(cat '$(COMPOSE_SECRETS)/db-admin-password')@127.0.0.1:$(POSTGRES_PORT)/postgres" \
+	$(PYTEST) -m "not slow" -k "s3 or postgres or contract" tests/storage tests/tenancy tests/kvgw
+
+compose-down: ## Stop them; COMPOSE_ARGS=--volumes also deletes what was stored
+	$(STACK) down $(COMPOSE_ARGS)
 
 clean: ## Remove what builds and tests leave behind; keeps .venv and the demo's model
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

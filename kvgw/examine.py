@@ -17,7 +17,7 @@ from kvgw.datadir import check_folder, holder
 from kvgw.errors import KvgwError
 from kvgw.runtime import SystemClock, SystemRng, ThreadWorkers
 from kvgw.settings import Settings
-from kvgw.wiring import s3_options
+from kvgw.wiring.tiers import s3_options
 from storage.errors import StorageError
 from storage.s3 import S3Capabilities, S3Tier
 from tenancy import migrate

@@ -61,7 +61,7 @@ class NvmeSettings(Struct, frozen=True, forbid_unknown_fields=True):
     dir: Annotated[str, Meta(description="Folder of blobs; empty: nvme in the data folder.")] = ""
     capacity_bytes: Annotated[int, Meta(ge=MIB, le=2**60, description="Bytes that blobs may take.")] = 64 * GIB
     min_free_bytes: Annotated[
-        int | None, Meta(description="Free bytes to leave on the file system; none: 5 %, at most 10 GiB.")
+        Bytes | None, Meta(description="Free bytes to leave on the file system; none: 5 %, at most 10 GiB.")
     ] = None
 
 
@@ -198,7 +198,7 @@ def _apply_environment(document: dict[str, object], environment: Mapping[str, st
                 if not isinstance(inner, dict):
                     raise SettingsError(f"the variable {name} names a key inside {part!r}, which is not a section")
                 target = inner
-            target[path[-1]] = _plain(value)
+            target[path[-1]] = value
         elif name.startswith("KVGW_") and name not in _OWN_VARIABLES:
             if _SERVICE_LINK.fullmatch(name) is None:
                 raise SettingsError(
@@ -209,10 +209,6 @@ def _apply_environment(document: dict[str, object], environment: Mapping[str, st
                 "(enableServiceLinks: false in the pod keeps it away)"
             )
     return notes
-
-
-def _plain(value: str) -> str | bool:
-    return {"true": True, "false": False}.get(value.lower(), value)
 
 
 def default_data_dir(environment: Mapping[str, str] = os.environ) -> Path:

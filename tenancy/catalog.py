@@ -31,6 +31,7 @@ from tenancy.model import FormatRow, FoundChunk, Namespace, Node, Scope, Usage
 from tenancy.placements import DueWrite
 from tenancy.putting import Committed, Reserved
 from tenancy.registry import KeyRow, Policy, TokenRow
+from tenancy.sight import NO_TENANT, Sight
 from tenancy.sweep import DoomedPlacement
 
 
@@ -44,47 +45,52 @@ class Catalog:
     # Who and where
 
     async def namespace(self, tenant: UUID, name: str) -> Namespace | None:
-        return await self._database.read(partial(registry.find_namespace, tenant_id=tenant, name=name))
+        return await self._database.read(partial(registry.find_namespace, tenant_id=tenant, name=name), Sight(tenant))
 
     async def namespaces(self, tenant: UUID) -> list[Namespace]:
-        return await self._database.read(partial(registry.namespaces, tenant_id=tenant))
+        return await self._database.read(partial(registry.namespaces, tenant_id=tenant), Sight(tenant))
 
     async def tenants(self) -> list[tuple[UUID, str]]:
-        return await self._database.read(registry.tenants)
+        return await self._database.read(registry.tenants, NO_TENANT)
 
     async def tenant(self, name: str) -> UUID | None:
-        return await self._database.read(partial(registry.find_tenant, name=name))
+        return await self._database.read(partial(registry.find_tenant, name=name), NO_TENANT)
 
     async def create_tenant(self, tenant: UUID, name: str, now_ms: int) -> None:
-        await self._database.write(partial(registry.create_tenant, tenant_id=tenant, name=name, now_ms=now_ms))
+        await self._database.write(
+            partial(registry.create_tenant, tenant_id=tenant, name=name, now_ms=now_ms), Sight(tenant)
+        )
 
     async def create_namespace(self, scope: Scope, name: str, policy: Policy, keys: list[KeyRow], now_ms: int) -> None:
         await self._database.write(
-            partial(registry.create_namespace, scope=scope, name=name, policy=policy, keys=keys, now_ms=now_ms)
+            partial(registry.create_namespace, scope=scope, name=name, policy=policy, keys=keys, now_ms=now_ms),
+            Sight(scope.tenant),
         )
 
     async def wrapped_keys(self, scope: Scope) -> list[KeyRow]:
-        return await self._database.read(partial(registry.wrapped_keys, scope=scope))
+        return await self._database.read(partial(registry.wrapped_keys, scope=scope), Sight(scope.tenant))
 
     async def add_token(self, row: TokenRow, now_ms: int) -> None:
-        await self._database.write(partial(registry.add_token, row=row, now_ms=now_ms))
+        await self._database.write(partial(registry.add_token, row=row, now_ms=now_ms), Sight(row.tenant))
 
     async def token(self, token_id: str) -> TokenRow | None:
-        return await self._database.read(partial(registry.find_token, token_id=token_id))
+        return await self._database.read(partial(registry.find_token, token_id=token_id), Sight(token_id=token_id))
 
     async def revoke_token(self, tenant: UUID, token_id: str, now_ms: int) -> bool:
         return await self._database.write(
-            partial(registry.revoke_token, tenant_id=tenant, token_id=token_id, now_ms=now_ms)
+            partial(registry.revoke_token, tenant_id=tenant, token_id=token_id, now_ms=now_ms), Sight(tenant)
         )
 
     # Formats
 
     async def format(self, scope: Scope, fingerprint: bytes) -> FormatRow | None:
-        return await self._database.read(partial(formats.find, scope=scope, fingerprint=fingerprint))
+        return await self._database.read(
+            partial(formats.find, scope=scope, fingerprint=fingerprint), Sight(scope.tenant)
+        )
 
     async def register_format(self, scope: Scope, description: FormatDescription, now_ms: int) -> FormatRow | None:
         return await self._database.write(
-            partial(formats.register, scope=scope, description=description, now_ms=now_ms)
+            partial(formats.register, scope=scope, description=description, now_ms=now_ms), Sight(scope.tenant)
         )
 
     # Reading
@@ -93,42 +99,49 @@ class Catalog:
         self, scope: Scope, format_ids: Sequence[int], entry_keys: Sequence[bytes], now_ms: int
     ) -> dict[bytes, FoundChunk]:
         return await self._database.read(
-            lambda connection: visible.lookup(connection, scope, format_ids, entry_keys, self.node, now_ms)
+            lambda connection: visible.lookup(connection, scope, format_ids, entry_keys, self.node, now_ms),
+            Sight(scope.tenant),
         )
 
     async def extend(
         self, scope: Scope, format_id: int, entry_keys: Sequence[bytes], ttl_ms: int | None, now_ms: int
     ) -> int:
         return await self._database.write(
-            lambda connection: usage.extend(connection, scope, format_id, entry_keys, ttl_ms, now_ms)
+            lambda connection: usage.extend(connection, scope, format_id, entry_keys, ttl_ms, now_ms),
+            Sight(scope.tenant),
         )
 
     async def record_hits(self, scope: Scope, hits: Sequence[tuple[int, bytes, int, int]]) -> None:
-        await self._database.write(partial(usage.record_hits, scope=scope, hits=hits))
+        await self._database.write(partial(usage.record_hits, scope=scope, hits=hits), Sight(scope.tenant))
 
     async def usage(self, scope: Scope) -> tuple[Usage, int, int, int]:
-        return await self._database.read(partial(usage.namespace_usage, scope=scope))
+        return await self._database.read(partial(usage.namespace_usage, scope=scope), Sight(scope.tenant))
 
     async def counted_rows(self, scope: Scope) -> Usage:
-        return await self._database.read(partial(usage.counted_rows, scope=scope))
+        return await self._database.read(partial(usage.counted_rows, scope=scope), Sight(scope.tenant))
 
     # Writing
 
     async def reserve(self, batch: Batch, reservation_id: bytes, lease_until_ms: int, now_ms: int) -> Reserved:
         return await self._database.write(
-            lambda connection: putting.reserve(connection, batch, self.node, reservation_id, lease_until_ms, now_ms)
+            lambda connection: putting.reserve(connection, batch, self.node, reservation_id, lease_until_ms, now_ms),
+            NO_TENANT,
         )
 
     async def commit(self, batch: Batch, reservation_id: bytes, chunks: Sequence[NewChunk], now_ms: int) -> Committed:
         return await self._database.write(
-            lambda connection: putting.commit(connection, batch, self.node, reservation_id, chunks, now_ms)
+            lambda connection: putting.commit(connection, batch, self.node, reservation_id, chunks, now_ms), NO_TENANT
         )
 
     async def abort(self, scope: Scope, reservation_id: bytes) -> None:
-        await self._database.write(partial(putting.abort, scope=scope, reservation_id=reservation_id))
+        await self._database.write(
+            partial(putting.abort, scope=scope, reservation_id=reservation_id), Sight(scope.tenant)
+        )
 
     async def reclaim_expired(self, scope: Scope, now_ms: int) -> int:
-        return await self._database.write(partial(putting.reclaim_expired, scope=scope, now_ms=now_ms))
+        return await self._database.write(
+            partial(putting.reclaim_expired, scope=scope, now_ms=now_ms), Sight(scope.tenant)
+        )
 
     # Ending
 
@@ -136,75 +149,92 @@ class Catalog:
         self, scope: Scope, format_id: int, entry_keys: Sequence[bytes], now_ms: int
     ) -> tuple[int, list[bytes]]:
         return await self._database.write(
-            lambda connection: sweep.delete_keys(connection, scope, format_id, entry_keys, now_ms)
+            lambda connection: sweep.delete_keys(connection, scope, format_id, entry_keys, now_ms), Sight(scope.tenant)
         )
 
     async def expire(self, scope: Scope, now_ms: int, limit: int) -> tuple[int, list[bytes]]:
-        return await self._database.write(partial(sweep.expire, scope=scope, now_ms=now_ms, limit=limit))
+        return await self._database.write(
+            partial(sweep.expire, scope=scope, now_ms=now_ms, limit=limit), Sight(scope.tenant)
+        )
 
     async def doomed(self, scope: Scope, tier: str, now_ms: int, limit: int) -> list[DoomedPlacement]:
         return await self._database.read(
-            partial(sweep.doomed, scope=scope, node=self.node, tier=tier, now_ms=now_ms, limit=limit)
+            partial(sweep.doomed, scope=scope, node=self.node, tier=tier, now_ms=now_ms, limit=limit),
+            Sight(scope.tenant),
         )
 
     async def purge(self, scope: Scope, gone: Sequence[DoomedPlacement], limit: int) -> int:
-        return await self._database.write(partial(sweep.purge, scope=scope, node=self.node, gone=gone, limit=limit))
+        return await self._database.write(
+            partial(sweep.purge, scope=scope, node=self.node, gone=gone, limit=limit), Sight(scope.tenant)
+        )
 
     async def forget_tombstones(self, scope: Scope, before_ms: int) -> int:
-        return await self._database.write(partial(sweep.forget_tombstones, scope=scope, before_ms=before_ms))
+        return await self._database.write(
+            partial(sweep.forget_tombstones, scope=scope, before_ms=before_ms), Sight(scope.tenant)
+        )
 
     async def lose_unplaced(self, scope: Scope, now_ms: int) -> tuple[int, list[bytes]]:
-        return await self._database.write(partial(sweep.lose_unplaced, scope=scope, node=self.node, now_ms=now_ms))
+        return await self._database.write(
+            partial(sweep.lose_unplaced, scope=scope, node=self.node, now_ms=now_ms), Sight(scope.tenant)
+        )
 
     async def eviction_candidates(self, scope: Scope, limit: int) -> list[Candidate]:
         return await self._database.read(
-            partial(eviction.eviction_candidates, scope=scope, node=self.node, limit=limit)
+            partial(eviction.eviction_candidates, scope=scope, node=self.node, limit=limit), Sight(scope.tenant)
         )
 
     async def leaving_nvme(self, scope: Scope) -> int:
-        return await self._database.read(partial(eviction.leaving_nvme, scope=scope, node=self.node))
+        return await self._database.read(
+            partial(eviction.leaving_nvme, scope=scope, node=self.node), Sight(scope.tenant)
+        )
 
     async def evict_nvme(self, scope: Scope, blob_ids: Sequence[bytes], now_ms: int) -> list[bytes]:
         return await self._database.write(
-            partial(eviction.evict_nvme, scope=scope, node=self.node, blob_ids=blob_ids, now_ms=now_ms)
+            partial(eviction.evict_nvme, scope=scope, node=self.node, blob_ids=blob_ids, now_ms=now_ms),
+            Sight(scope.tenant),
         )
 
     # Placements
 
     async def claim_due(self, scope: Scope, tier: str, lease_until_ms: int, now_ms: int, limit: int) -> list[DueWrite]:
         return await self._database.write(
-            lambda connection: placements.claim_due(connection, scope, self.node, tier, lease_until_ms, now_ms, limit)
+            lambda connection: placements.claim_due(connection, scope, self.node, tier, lease_until_ms, now_ms, limit),
+            Sight(scope.tenant),
         )
 
     async def finish_writes(self, scope: Scope, done: Sequence[DueWrite], now_ms: int) -> set[bytes]:
         return await self._database.write(
-            partial(placements.finish_writes, scope=scope, node=self.node, done=done, now_ms=now_ms)
+            partial(placements.finish_writes, scope=scope, node=self.node, done=done, now_ms=now_ms),
+            Sight(scope.tenant),
         )
 
     async def postpone_writes(self, scope: Scope, failed: Sequence[tuple[DueWrite, int]], now_ms: int) -> None:
         await self._database.write(
-            partial(placements.postpone_writes, scope=scope, node=self.node, failed=failed, now_ms=now_ms)
+            partial(placements.postpone_writes, scope=scope, node=self.node, failed=failed, now_ms=now_ms),
+            Sight(scope.tenant),
         )
 
     async def drop_writes(self, scope: Scope, lost: Sequence[DueWrite], now_ms: int) -> list[bytes]:
         return await self._database.write(
-            partial(placements.drop_writes, scope=scope, node=self.node, lost=lost, now_ms=now_ms)
+            partial(placements.drop_writes, scope=scope, node=self.node, lost=lost, now_ms=now_ms), Sight(scope.tenant)
         )
 
     async def outstanding(self, scope: Scope, blob_ids: Sequence[bytes]) -> set[bytes]:
-        return await self._database.read(partial(placements.outstanding, scope=scope, blob_ids=blob_ids))
+        return await self._database.read(
+            partial(placements.outstanding, scope=scope, blob_ids=blob_ids), Sight(scope.tenant)
+        )
 
     async def outbox_length(self, scope: Scope) -> dict[str, tuple[int, int, int]]:
-        return await self._database.read(partial(placements.outbox_length, scope=scope))
+        return await self._database.read(partial(placements.outbox_length, scope=scope), Sight(scope.tenant))
 
     async def promote(self, scope: Scope, blob_ids: Sequence[bytes], now_ms: int) -> set[bytes]:
         return await self._database.write(
-            partial(repair.promote, scope=scope, node=self.node, blob_ids=blob_ids, now_ms=now_ms)
+            partial(repair.promote, scope=scope, node=self.node, blob_ids=blob_ids, now_ms=now_ms), Sight(scope.tenant)
         )
 
     async def known_objects(self, scope: Scope, tier: str, node: str, blob_ids: Sequence[bytes]) -> set[bytes]:
         return await self._database.read(
-            partial(placements.known_objects, scope=scope, tier=tier, node=node, blob_ids=blob_ids)
+            partial(placements.known_objects, scope=scope, tier=tier, node=node, blob_ids=blob_ids), Sight(scope.tenant)
         )
 
     async def quarantine(self, scope: Scope, blob_id: bytes, tier: str, node: str, now_ms: int) -> list[bytes]:
@@ -214,18 +244,20 @@ class Catalog:
             repair.quarantine(connection, scope, blob_id, tier, node, now_ms)
             return repair.abandon_unreadable(connection, scope, [blob_id], now_ms)
 
-        return await self._database.write(body)
+        return await self._database.write(body, Sight(scope.tenant))
 
     # This process
 
     async def announce(self, version: str, now_ms: int) -> None:
-        await self._database.write(partial(processes.announce, node=self.node, version=version, now_ms=now_ms))
+        await self._database.write(
+            partial(processes.announce, node=self.node, version=version, now_ms=now_ms), NO_TENANT
+        )
 
     async def heartbeat(self, now_ms: int) -> None:
-        await self._database.write(partial(processes.heartbeat, node=self.node, now_ms=now_ms))
+        await self._database.write(partial(processes.heartbeat, node=self.node, now_ms=now_ms), NO_TENANT)
 
     async def leave(self) -> None:
-        await self._database.write(partial(processes.leave, node=self.node))
+        await self._database.write(partial(processes.leave, node=self.node), NO_TENANT)
 
     async def high_water_ms(self) -> int:
-        return await self._database.read(processes.high_water_ms)
+        return await self._database.read(processes.high_water_ms, NO_TENANT)

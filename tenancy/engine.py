@@ -20,6 +20,7 @@ from sqlalchemy.pool import StaticPool
 
 from tenancy.errors import CatalogUnavailable
 from tenancy.ports import Workers
+from tenancy.sight import NO_TENANT, Sight
 
 Result = TypeVar("Result")
 
@@ -30,11 +31,11 @@ _WAL_LIMIT_BYTES: Final = 64 * 1024 * 1024
 class Database(Protocol):
     """Where the catalog's rows are. Raises `CatalogUnavailable` when it cannot be reached."""
 
-    async def write(self, body: Callable[[Connection], Result]) -> Result:
+    async def write(self, body: Callable[[Connection], Result], sight: Sight = NO_TENANT) -> Result:
         """Run `body` in one transaction that takes the write lock first; committed when this returns."""
         ...
 
-    async def read(self, body: Callable[[Connection], Result]) -> Result:
+    async def read(self, body: Callable[[Connection], Result], sight: Sight = NO_TENANT) -> Result:
         """Run `body`, which only reads, in one transaction."""
         ...
 
@@ -51,15 +52,15 @@ class SqliteDatabase:
         self._engine = sqlite_engine(path)
         self._workers = workers
 
-    async def write(self, body: Callable[[Connection], Result]) -> Result:
+    async def write(self, body: Callable[[Connection], Result], sight: Sight = NO_TENANT) -> Result:
         def transaction() -> Result:
             with _mapped_errors(), self._engine.begin() as connection:
                 return body(connection)
 
         return await self._workers.run(transaction)
 
-    async def read(self, body: Callable[[Connection], Result]) -> Result:
-        return await self.write(body)  # one connection: a read waits for its turn like a write
+    async def read(self, body: Callable[[Connection], Result], sight: Sight = NO_TENANT) -> Result:
+        return await self.write(body, sight)  # one connection: a read waits for its turn like a write
 
     async def aclose(self) -> None:
         await self._workers.run(self._engine.dispose)

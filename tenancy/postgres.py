@@ -16,7 +16,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from tenancy.errors import CatalogMisconfigured, CatalogUnavailable
-from tenancy.sight import Sight, look
+from tenancy.sight import NO_TENANT, Sight, look
 
 Result = TypeVar("Result")
 
@@ -51,7 +51,7 @@ class PostgresDatabase:
             },
         )
 
-    async def write(self, body: Callable[[Connection], Result], sight: Sight) -> Result:
+    async def write(self, body: Callable[[Connection], Result], sight: Sight = NO_TENANT) -> Result:
         def transaction(connection: Connection) -> Result:
             look(connection, sight)
             return body(connection)
@@ -59,7 +59,7 @@ class PostgresDatabase:
         async with _mapped_errors(), self._engine.begin() as connection:
             return await connection.run_sync(transaction)
 
-    async def read(self, body: Callable[[Connection], Result], sight: Sight) -> Result:
+    async def read(self, body: Callable[[Connection], Result], sight: Sight = NO_TENANT) -> Result:
         return await self.write(body, sight)
 
     async def check_role(self) -> None:

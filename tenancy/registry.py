@@ -78,7 +78,7 @@ _NAMESPACE_COLUMNS = (
 
 def create_tenant(connection: Connection, tenant_id: UUID, name: str, now_ms: int) -> None:
     """Add a tenant without limits of its own. Raises `RegistryRefused` when the name is taken or not a name."""
-    _check_name("tenant", name)
+    check_name("tenant", name)
     if connection.scalar(select(tenant.c.tenant_id).where(tenant.c.name == name)) is not None:
         raise RegistryRefused(f"a tenant named {name!r} exists already")
     connection.execute(insert(tenant), {"tenant_id": tenant_id, "name": name, "state": "active", "created_ms": now_ms})
@@ -89,7 +89,7 @@ def create_namespace(
     connection: Connection, scope: Scope, name: str, policy: Policy, keys: list[KeyRow], now_ms: int
 ) -> None:
     """Add a namespace with its wrapped keys. Raises `RegistryRefused` when the name is taken or not a name."""
-    _check_name("namespace", name)
+    check_name("namespace", name)
     if find_namespace(connection, scope.tenant, name) is not None:
         raise RegistryRefused(f"a namespace named {name!r} exists already")
     connection.execute(
@@ -243,7 +243,8 @@ def _insert_quota(connection: Connection, tenant_id: UUID, scope_id: UUID, polic
     )
 
 
-def _check_name(what: str, name: str) -> None:
+def check_name(what: str, name: str) -> None:
+    """Raises `RegistryRefused` unless `name` can be the name of a tenant or namespace."""
     if NAME.fullmatch(name) is None:
         raise RegistryRefused(
             f"{name!r} cannot be a {what} name: use 1 to 64 of a-z, 0-9, '.', '_', '-', "

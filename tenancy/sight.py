@@ -8,6 +8,7 @@ there every statement carries its tenant, as it does on PostgreSQL too.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 from uuid import UUID
 
 from sqlalchemy import Connection, text
@@ -21,6 +22,10 @@ class Sight:
 
     tenant: UUID | None = None
     token_id: str | None = None
+
+
+NO_TENANT: Final = Sight()
+"""For tables that belong to no tenant."""
 
 
 def look(connection: Connection, sight: Sight) -> None:

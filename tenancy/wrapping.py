@@ -27,7 +27,7 @@ REF_BYTES_MAX: Final = 128
 RECORD_BYTES_MAX: Final = 124 + REF_BYTES_MAX
 """Longest record in bytes; a parser need not look at more."""
 
-Purpose: TypeAlias = Literal["namespace", "data", "id"]
+Purpose: TypeAlias = Literal["namespace", "data", "id", "token"]
 """What a wrapped key is for; see ``docs/formats.md``, "Keys"."""
 
 _HEAD = struct.Struct(">4sBBH")

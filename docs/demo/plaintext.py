@@ -54,7 +54,10 @@ def write_samples(work: Path, cache: DynamicCache, kv_format: KVFormat) -> None:
 
 
 def search(work: Path, folder: Path) -> Search:
-    """Search every file under `folder` for the samples in `work`. Raises `ValueError` for samples that prove nothing."""
+    """Search every file under `folder` for the samples in `work`.
+
+    Raises `ValueError` for samples that would prove nothing.
+    """
     content = (work / _SAMPLES).read_bytes()
     samples = [content[at : at + SAMPLE_BYTES] for at in range(0, len(content), SAMPLE_BYTES)]
     if not samples or len(set(samples)) != len(samples) or min(len(set(sample)) for sample in samples) < 8:
@@ -80,12 +83,13 @@ def _count(path: Path, samples: Sequence[bytes]) -> int:
     content = np.fromfile(path, dtype=np.uint8)
     begins = np.zeros(2**16, dtype=np.bool_)
     begins[[int.from_bytes(sample[:2], "little") for sample in samples]] = True
+    first_words = np.array([int.from_bytes(sample[:8], "little") for sample in samples], dtype="<u8")
     found: set[bytes] = set()
     for odd in (0, 1):
         pairs = content[odd : odd + (content.size - odd) // 2 * 2].view("<u2")
         places = np.flatnonzero(begins[pairs]) * 2 + odd
         places = places[places <= content.size - SAMPLE_BYTES]
         heads = content[places[:, np.newaxis] + np.arange(8)].view("<u8")[:, 0]
-        likely = places[np.isin(heads, [int.from_bytes(sample[:8], "little") for sample in samples])]
+        likely = places[np.isin(heads, first_words)]
         found.update(content[at : at + SAMPLE_BYTES].tobytes() for at in likely)
     return len(found.intersection(samples))

@@ -9,7 +9,7 @@ from report import Findings
 
 mpl.use("Agg")  # a file, whether or not there is a display
 
-from matplotlib import pyplot as plt  # noqa: E402  # after the choice of the backend
+from matplotlib import pyplot as plt  # after the choice of the backend
 
 _WITHOUT, _REST, _RESTORE = "#9aa5b1", "#2b6cb0", "#90cdf4"
 _BAR = 0.36

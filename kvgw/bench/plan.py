@@ -129,6 +129,8 @@ class Sample:
     server_cpu_s: float | None
     """None where the server's process is not known: a gateway behind TCP."""
     client_cpu_s: float
+    later_cpu_s: float | None = None
+    """The server's own until it was quiet again, after a PUT: write-back."""
 
 
 class Limit(Struct, frozen=True):
@@ -157,6 +159,8 @@ class Row(Struct, frozen=True):
     p50_us: float
     p99_us: float
     gateway_cpu_s_per_gb: float | None
+    later_cpu_s_per_gb: float | None
+    """The gateway's own after the PUTs returned, until it was quiet again: write-back that was still due."""
     client_cpu_s_per_gb: float | None
     gateway_cpu_us_per_call: float | None
     client_cpu_us_per_call: float

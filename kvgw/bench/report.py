@@ -41,8 +41,8 @@ def _row(
     gigabytes = sum(one.payload_bytes for one in samples) / 1e9
     gb_per_s = statistics.median(one.payload_bytes / 1e9 / one.seconds for one in samples) if gigabytes else None
     client_cpu = sum(one.client_cpu_s for one in samples)
-    known = [one.server_cpu_s for one in samples if one.server_cpu_s is not None]
-    server_cpu = sum(known) if known else None
+    server_cpu = _sum_known([one.server_cpu_s for one in samples])
+    later_cpu = _sum_known([one.later_cpu_s for one in samples])
     per_gb = None if server_cpu is None or not gigabytes else server_cpu / gigabytes
     least = _least_cpu_per_gb(system, op, options, limits)
     socket = limits[f"{options.transport}_socket_send"].gb_per_s
@@ -60,6 +60,7 @@ def _row(
         p50_us=percentile(durations, 0.50),
         p99_us=percentile(durations, 0.99),
         gateway_cpu_s_per_gb=per_gb,
+        later_cpu_s_per_gb=None if later_cpu is None or not gigabytes else later_cpu / gigabytes,
         client_cpu_s_per_gb=client_cpu / gigabytes if gigabytes else None,
         gateway_cpu_us_per_call=None if server_cpu is None else server_cpu * 1e6 / len(durations),
         client_cpu_us_per_call=client_cpu * 1e6 / len(durations),
@@ -76,6 +77,12 @@ def _least_cpu_per_gb(system: SystemName, op: Op, options: Options, limits: Mapp
     if system == "kvgw":
         blocks += ["blake3", "aes_256_gcm"] if op == "put" else ["aes_256_gcm"]
     return sum(1 / limits[block].gb_per_cpu_s for block in blocks)
+
+
+def _sum_known(values: Sequence[float | None]) -> float | None:
+    """The sum; None where a value is not known, in which case none of them is."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:

@@ -8,7 +8,7 @@ import signal
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -79,7 +79,11 @@ class Bench:
         """Store new content, measured or not; read or find it, delete it, and wait until the gateway is quiet."""
         await self._tell(self.clients, Prepare(case.chunk_bytes, case.batch, case.calls), Done)
         stored = await self._sample(case, system, "put")
+        before, _ = self._cpu(system)
         await self._settle(system)
+        after, _ = self._cpu(system)
+        if before is not None and after is not None:
+            stored = replace(stored, later_cpu_s=after - before)
         found: dict[Op, Sample] = {}
         for op in case.ops:
             found[op] = stored if op == "put" else await self._sample(case, system, op)

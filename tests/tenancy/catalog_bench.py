@@ -14,6 +14,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Engine, event, exists, func, select
 
+from tenancy import quota as quota_rows
 from tenancy.births import Batch, NewChunk
 from tenancy.catalog import Catalog
 from tenancy.formats import FormatDescription
@@ -22,6 +23,7 @@ from tenancy.placements import DueWrite
 from tenancy.putting import Committed, Reserved
 from tenancy.registry import KeyRow, Policy
 from tenancy.schema import TENANT_SCOPE, chunk, entry, owned, placement, quota
+from tenancy.usage import counted_rows
 from tests.tenancy.statement_lint import linted_statements
 
 NOW = 1_700_000_000_000
@@ -220,20 +222,13 @@ class Bench:
         ]  # fmt: skip
         return await self.on(node).purge(self.scope, gone, 10_000)
 
-    async def usage(self, scope: Scope | None = None) -> Usage:
-        usage, *_ = await self.backend.catalog(HERE).usage(scope or self.scope)
+    async def usage(self) -> Usage:
+        usage, *_ = await self.backend.catalog(HERE).usage(self.scope)
         return usage
 
     async def tenant_usage(self) -> Usage:
-        statement = select(
-            quota.c.limit_bytes,
-            quota.c.limit_objects,
-            quota.c.limit_s3_bytes,
-            quota.c.stored_bytes,
-            quota.c.objects,
-            quota.c.s3_bytes,
-        ).where(quota.c.tenant_id == self.scope.tenant, quota.c.scope_id == TENANT_SCOPE)
-        return Usage(*(await self.rows(statement))[0])
+        tenant, _ = await self.backend.transact(lambda connection: quota_rows.lock(connection, self.scope))
+        return tenant
 
     async def states(self) -> dict[tuple[bytes, str, str], str]:
         """Placements: (blob, tier, node) → state."""
@@ -249,39 +244,34 @@ class Bench:
 
     async def check(self) -> None:
         """Law 4 in both namespaces and the tenant, and that rows fit together."""
-        catalog = self.backend.catalog(HERE)
-        usages = [(await catalog.usage(scope))[0] for scope in (self.scope, self.other)]
-        for scope, usage in zip((self.scope, self.other), usages, strict=True):
-            assert usage == await catalog.counted_rows(scope), "law 4: counters = rows"
+        await self.backend.transact(lambda connection: check_laws(connection, (self.scope, self.other)))
+
+
+def check_laws(connection: Connection, scopes: Sequence[Scope]) -> None:
+    """`scopes`: all namespaces of one tenant."""
+    usages = []
+    for scope in scopes:
+        tenant, mine = quota_rows.lock(connection, scope)
+        usages.append(mine)
+        assert mine == counted_rows(connection, scope), "law 4: counters = rows"
+        for usage in (tenant, mine):
             assert usage.stored_bytes <= usage.limit_bytes, "law 4: never over the limit"
             assert usage.objects <= usage.limit_objects, "law 4: never over the limit"
             assert usage.s3_bytes <= usage.limit_s3_bytes, "law 4: never over the limit"
-            await self._check_rows(scope)
-        tenant = await self.tenant_usage()
-        for counter, limit in (
-            ("stored_bytes", "limit_bytes"), ("objects", "limit_objects"), ("s3_bytes", "limit_s3_bytes"),
-        ):  # fmt: skip
-            assert getattr(tenant, counter) == sum(getattr(one, counter) for one in usages), (
-                "law 4: tenant = Σ namespaces"
-            )
-            assert getattr(tenant, counter) <= getattr(tenant, limit), "law 4: never over the tenant's limit"
+        _check_rows(connection, scope)
+    for counter in ("stored_bytes", "objects", "s3_bytes"):
+        assert getattr(tenant, counter) == sum(getattr(one, counter) for one in usages), "law 4: tenant = Σ namespaces"
 
-    async def _check_rows(self, scope: Scope) -> None:
-        pointed = exists(select(1).where(*owned(entry, scope), entry.c.blob_id == chunk.c.blob_id))
-        wrong = (
-            select(func.count()).select_from(chunk).where(*owned(chunk, scope), pointed == (chunk.c.state != "live"))
-        )
-        assert (await self.rows(wrong))[0][0] == 0, "a chunk is live exactly while an entry points at it"
-        stray = select(func.count()).select_from(placement).where(
-            *owned(placement, scope),
-            placement.c.state.in_(("ok", "due", "writing", "quarantined")),
-            exists(
-                select(1).where(
-                    *owned(chunk, scope), chunk.c.blob_id == placement.c.blob_id, chunk.c.state == "deleting"
-                )
-            ),
-        )  # fmt: skip
-        assert (await self.rows(stray))[0][0] == 0, "every placement of a dying chunk is doomed"
+
+def _check_rows(connection: Connection, scope: Scope) -> None:
+    pointed = exists(select(1).where(*owned(entry, scope), entry.c.blob_id == chunk.c.blob_id))
+    wrong = select(func.count()).where(*owned(chunk, scope), pointed == (chunk.c.state != "live"))
+    assert connection.scalar(wrong) == 0, "a chunk is live exactly while an entry points at it"
+    dying = exists(
+        select(1).where(*owned(chunk, scope), chunk.c.blob_id == placement.c.blob_id, chunk.c.state == "deleting")
+    )
+    stray = select(func.count()).where(*owned(placement, scope), placement.c.state != "doomed", dying)
+    assert connection.scalar(stray) == 0, "every placement of a dying chunk is doomed"
 
 
 @contextmanager

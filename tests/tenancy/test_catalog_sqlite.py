@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ from sqlalchemy import Connection
 from kvgw.runtime import ThreadWorkers
 from tenancy import migrate
 from tenancy.catalog import Catalog
-from tenancy.engine import SqliteDatabase
+from tenancy.engine import SqliteDatabase, sqlite_engine
 from tenancy.model import Node
 from tests.tenancy.catalog_bench import Backend
 from tests.tenancy.catalog_contract import CatalogContract
@@ -39,7 +40,6 @@ async def sqlite_backend(file: Path) -> AsyncIterator[Backend]:
     try:
         database = SqliteDatabase(file, workers)
         try:
-            await database.write(migrate.upgrade)
             yield SqliteBackend(database)
         finally:
             await database.aclose()
@@ -47,10 +47,21 @@ async def sqlite_backend(file: Path) -> AsyncIterator[Backend]:
         workers.close()
 
 
+@pytest.fixture(scope="module")
+def empty_catalog(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A migrated catalog file, to be copied."""
+    file = tmp_path_factory.mktemp("template") / "catalog.db"
+    engine = sqlite_engine(file)
+    with engine.begin() as connection:
+        migrate.upgrade(connection)
+    engine.dispose()
+    return file
+
+
 class OnSqlite:
     @pytest.fixture(autouse=True)
-    def _a_folder(self, tmp_path: Path) -> None:
-        self.file = tmp_path / "catalog.db"
+    def _a_folder(self, tmp_path: Path, empty_catalog: Path) -> None:
+        self.file = Path(shutil.copy(empty_catalog, tmp_path))
 
     def backend(self) -> AbstractAsyncContextManager[Backend]:
         return sqlite_backend(self.file)

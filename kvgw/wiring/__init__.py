@@ -1,0 +1,152 @@
+"""Wiring: settings → opened rooms, in one exit stack. The only place where rooms are chosen."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import kvgw
+from kvgw.authenticate import Authenticator
+from kvgw.datadir import DataFolder
+from kvgw.gateway.admin import AdminVerbs
+from kvgw.gateway.backlog import Backlog
+from kvgw.gateway.core import Gateway
+from kvgw.gateway.directory import Directory
+from kvgw.gateway.rooms import Rooms
+from kvgw.maintenance.crew import Crew, Pace
+from kvgw.metrics import Metrics
+from kvgw.runtime import Clock, Rng, SystemClock, SystemRng, ThreadWorkers, usable_cpus
+from kvgw.settings import Settings, SettingsError
+from kvgw.wiring.catalog import open_database
+from kvgw.wiring.keys import open_keys
+from kvgw.wiring.start import first_start, pace_of, policy_of
+from kvgw.wiring.tiers import layered, open_nvme, open_s3
+from storage.arena import Arena
+from storage.policy import SegmentedLru
+from storage.s3 import S3Tier
+from storage.shares import Shares
+from storage.staging import Staging
+from tenancy.catalog import Catalog
+from tenancy.keyring import Keyring
+from tenancy.model import Node
+from tenancy.timekeeping import CatalogTime
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A gateway ready to serve."""
+
+    settings: Settings
+    folder: Path
+    rooms: Rooms
+    gateway: Gateway
+    crew: Crew
+    authenticator: Authenticator
+    arena: Arena
+    s3: S3Tier | None
+    first_token: str | None
+    """The first tenant's token, in the start that made it; it is never shown again."""
+
+    def refresh_gauges(self) -> None:
+        """Set the gauges that are read off rather than counted."""
+        now = self.rooms.staging.statistics()
+        for kind, count in (
+            ("window", now.windows.used_bytes),
+            ("clean", now.clean_bytes),
+            ("dirty", now.dirty_bytes),
+            ("free", now.windows.free_bytes + now.residents.free_bytes),
+        ):
+            self.rooms.metrics.staging_bytes.labels(kind).set(count)
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What enters from outside; a test brings its own."""
+
+    clock: Clock
+    rng: Rng
+    pace: Pace | None = None
+    """None: as the settings say."""
+
+
+def system_world() -> World:
+    """The machine's clock and chance."""
+    return World(SystemClock(), SystemRng())
+
+
+@asynccontextmanager
+async def opened(
+    settings: Settings, data: Path, *, world: World | None = None, wait_s: float = 0.0
+) -> AsyncIterator[Opened]:
+    """Open a gateway on a data folder; closing gives everything back in reverse order.
+
+    Raises `SettingsError`, `FolderLocked`, and the rooms' errors that name what cannot work.
+    """
+    world = world or system_world()
+    check_siblings()
+    async with AsyncExitStack() as stack:
+        folder = await DataFolder.open_within(data, wait_s)
+        stack.callback(folder.close)
+        workers = ThreadWorkers()
+        stack.callback(workers.close)
+        file_workers = ThreadWorkers(max(4, 2 * usable_cpus()), "kvgw-file")
+        stack.callback(file_workers.close)
+        node = Node(folder.node_name(settings.node, world.rng), world.rng.token(8).hex())
+        catalog = Catalog(await open_database(stack, settings.catalog, folder.path), node)
+        time = CatalogTime(world.clock, await catalog.high_water_ms())
+        await catalog.announce(kvgw.__version__, time.now_ms())
+        stack.push_async_callback(catalog.leave)
+        keys = await open_keys(stack, settings, folder.path, file_workers, world.rng)
+        keyring = Keyring(keys.root, keys.store, catalog, world.clock, world.rng.token)
+        policy = policy_of(settings.defaults)
+        tenant, first_token = await first_start(catalog, keyring, world.rng, time.now_ms(), keys.pepper, policy)
+        nvme = await open_nvme(stack, settings, folder.path, file_workers, world.clock)
+        s3 = await open_s3(stack, settings.s3, world.clock)
+        arena = Arena(settings.staging.bytes)
+        stack.callback(arena.close)
+        shares = Shares.of(settings.staging.bytes, tenants=settings.staging.tenants)
+        rooms = Rooms(
+            catalog=catalog,
+            keyring=keyring,
+            staging=Staging(arena, SegmentedLru(), world.clock, shares=shares),
+            tiers=layered(settings, nvme, s3),
+            backlog=Backlog(),
+            metrics=Metrics(),
+            clock=world.clock,
+            time=time,
+            rng=world.rng,
+            workers=workers,
+        )
+        stack.push_async_callback(rooms.staging.aclose)
+        crew = Crew(rooms, nvme, world.pace or pace_of(settings.maintenance))
+        await crew.prepare()
+        directory = Directory(catalog, keyring, world.clock)
+        admin = AdminVerbs(rooms, directory, arena, nvme, keys.root, policy)
+        yield Opened(
+            settings=settings,
+            folder=folder.path,
+            rooms=rooms,
+            gateway=Gateway(rooms, directory, admin),
+            crew=crew,
+            authenticator=Authenticator(catalog, world.clock, time, keys.pepper.reveal(), tenant),
+            arena=arena,
+            s3=s3,
+            first_token=first_token,
+        )
+
+
+def check_siblings() -> None:
+    """Refuse to run with a foreign ``storage`` or ``tenancy`` package that shadows this distribution's."""
+    import storage
+    import tenancy
+
+    home = Path(kvgw.__file__).resolve().parent.parent
+    for package in (storage, tenancy):
+        found = Path(str(package.__file__)).resolve().parent
+        if found.parent != home:
+            raise SettingsError(
+                f"the package {package.__name__!r} was found at {found}, not beside kvgw in {home}: another package or "
+                "folder of that name is in the way; start kvgw from another folder, or uninstall it"
+            )

@@ -1,0 +1,47 @@
+"""Opening the catalog: SQLite in the data folder, or PostgreSQL by its URL."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from kvgw.runtime import ThreadWorkers
+from kvgw.settings import CatalogSettings
+from kvgw.wiring.secrets import read_secret
+from tenancy import migrate
+from tenancy.engine import Database, SqliteDatabase
+from tenancy.errors import CatalogMisconfigured
+from tenancy.postgres import PostgresDatabase, parse_url
+from tenancy.sight import NO_TENANT
+
+
+async def open_database(stack: AsyncExitStack, settings: CatalogSettings, folder: Path) -> Database:
+    """The catalog's database with the newest schema.
+
+    SQLite is brought to it here. PostgreSQL is not: its tables belong to another role, and several gateways may be
+    running; an old schema is refused with the remedy. Raises `CatalogMisconfigured`, `CatalogTooNew`,
+    `CatalogUnavailable`.
+    """
+    if settings.url:
+        return await _open_postgres(stack, settings)
+    # Transactions are serial in SQLite, so one thread of its own serves them all.
+    workers = ThreadWorkers(1, "kvgw-catalog")
+    stack.callback(workers.close)
+    database = SqliteDatabase(Path(settings.file) if settings.file else folder / "catalog.db", workers)
+    stack.push_async_callback(database.aclose)
+    await database.write(migrate.upgrade, NO_TENANT)
+    return database
+
+
+async def _open_postgres(stack: AsyncExitStack, settings: CatalogSettings) -> PostgresDatabase:
+    password = read_secret(settings.password_file) if settings.password_file else None
+    database = PostgresDatabase(parse_url(settings.url, password), settings.pool)
+    stack.push_async_callback(database.aclose)
+    await database.check_role()
+    revision = await database.read(migrate.check_known, NO_TENANT)
+    if revision != migrate.newest_revision():
+        raise CatalogMisconfigured(
+            f"the catalog has schema revision {revision or 'none'}, this release needs {migrate.newest_revision()}: "
+            "run kvgw migrate once, with catalog.owner_url set to the role that owns the tables"
+        )
+    return database

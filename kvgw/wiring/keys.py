@@ -1,0 +1,78 @@
+"""Opening the keys: the root key, the store of namespace keys, and the secret that token digests are keyed with."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+from uuid import UUID
+
+from kvgw.runtime import Rng, Workers
+from kvgw.settings import Settings, SettingsError
+from kvgw.sharedkeys import S3KeyStore
+from kvgw.wiring.tiers import s3_options
+from storage.s3 import S3Objects
+from tenancy.errors import KeyUnavailable
+from tenancy.keystore import FileKeyStore, KeyStore
+from tenancy.rootkey import FileRootKey, RootKey
+from tenancy.secret import KEY_BYTES, SecretBytes
+from tenancy.wrapping import KeyContext
+
+GATEWAYS: Final = UUID(int=0)
+"""In the key store, the name of the secret that belongs to the gateways and to no namespace."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The opened key hierarchy."""
+
+    root: RootKey
+    store: KeyStore
+    pepper: SecretBytes
+    shared: bool
+    """Whether other gateways can reach the store."""
+
+
+def keys_folder(settings: Settings, data: Path) -> Path:
+    """Where the root key is."""
+    return Path(settings.keys.dir) if settings.keys.dir else data / "keys"
+
+
+async def open_keys(stack: AsyncExitStack, settings: Settings, data: Path, workers: Workers, rng: Rng) -> Keys:
+    """Open the keys. One host makes its root key by itself; a shared one must be there (``kvgw keys init``).
+
+    Raises `SettingsError`, `KeyUnavailable` and `KeyRefused` with the remedy.
+    """
+    folder = keys_folder(settings, data)
+    shared = settings.keys.store == "s3"
+    root: RootKey
+    store: KeyStore
+    if shared:
+        root = await FileRootKey.open(folder, workers, rng.token)
+        store = await _shared_store(stack, settings)
+    else:
+        root = await FileRootKey.open_or_create(folder, workers, rng.token)
+        store = await FileKeyStore.open(folder, workers)
+    return Keys(root, store, await _pepper(root, store, rng), shared)
+
+
+async def _shared_store(stack: AsyncExitStack, settings: Settings) -> S3KeyStore:
+    if not settings.s3.bucket:
+        raise SettingsError("keys.store is s3, but s3.bucket names no bucket")
+    if settings.keys.s3_prefix.startswith(settings.s3.prefix + "v1/"):
+        raise SettingsError(f"keys.s3_prefix {settings.keys.s3_prefix!r} lies among the blobs; choose another")
+    objects = S3Objects(replace(s3_options(settings.s3), prefix=settings.keys.s3_prefix))
+    stack.push_async_callback(objects.aclose)
+    return S3KeyStore(objects)
+
+
+async def _pepper(root: RootKey, store: KeyStore, rng: Rng) -> SecretBytes:
+    """The secret that token digests are keyed with: in the key store, never in the catalog."""
+    context = KeyContext(GATEWAYS, GATEWAYS, "token", 1)
+    try:
+        versions = await store.read(GATEWAYS)
+    except KeyUnavailable:
+        # Not there yet, or not reachable: then this fails too, and says so. Of two gateways the first one's stands.
+        versions = await store.create(GATEWAYS, {1: await root.wrap(SecretBytes(rng.token(KEY_BYTES)), context)})
+    return await root.unwrap(versions[1], context)

@@ -1,0 +1,75 @@
+"""The first start: a tenant, its namespace and its token."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Final
+from uuid import UUID
+
+from kvgw.authenticate import token_row
+from kvgw.maintenance.crew import Pace
+from kvgw.runtime import Rng
+from kvgw.settings import DefaultSettings, MaintenanceSettings
+from tenancy.access import DEFAULT_NAMESPACE, Permission, new_token
+from tenancy.catalog import Catalog
+from tenancy.errors import KeyGone, KeyUnavailable, RegistryRefused
+from tenancy.keyring import Keyring
+from tenancy.provision import create_namespace
+from tenancy.registry import Policy
+from tenancy.secret import SecretBytes
+
+FIRST_TENANT: Final = "default"
+FIRST_TOKEN_DAYS: Final = 365
+FIRST_PERMISSIONS: Final = frozenset(Permission)
+
+_DAY_MS: Final = 86_400_000
+
+
+async def first_start(
+    catalog: Catalog, keyring: Keyring, rng: Rng, now_ms: int, pepper: SecretBytes, policy: Policy
+) -> tuple[UUID, str | None]:
+    """Make sure that there is a first tenant with its namespace and token; the token's text if it was made now."""
+    known = await catalog.tenant(FIRST_TENANT)
+    if known is None:
+        tenant = UUID(bytes=rng.token(16), version=4)
+        try:
+            await catalog.create_tenant(tenant, FIRST_TENANT, now_ms)
+        except RegistryRefused:  # another gateway of this catalog was first
+            known = await catalog.tenant(FIRST_TENANT)
+        else:
+            await create_namespace(catalog, keyring, rng.token, now_ms, tenant, DEFAULT_NAMESPACE, policy)
+            token = new_token(rng.token)
+            row = token_row(token, pepper.reveal(), tenant, FIRST_PERMISSIONS, "*", now_ms + FIRST_TOKEN_DAYS * _DAY_MS)
+            await catalog.add_token(row, now_ms)
+            return tenant, token.text
+    assert known is not None
+    namespace = await catalog.namespace(known, DEFAULT_NAMESPACE)
+    if namespace is None:
+        await create_namespace(catalog, keyring, rng.token, now_ms, known, DEFAULT_NAMESPACE, policy)
+    else:
+        # The keys of another gateway stop the start, instead of failing every request after it.
+        with contextlib.suppress(KeyUnavailable, KeyGone):
+            await keyring.keys(namespace.scope)
+    return known, None
+
+
+def policy_of(defaults: DefaultSettings) -> Policy:
+    """The policy of namespaces for which nothing else was said."""
+    return Policy(
+        durability=defaults.durability,
+        default_ttl_ms=defaults.ttl_seconds * 1000,
+        max_ttl_ms=defaults.max_ttl_seconds * 1000,
+    )
+
+
+def pace_of(maintenance: MaintenanceSettings) -> Pace:
+    """How often each maintenance job runs."""
+    return Pace(
+        outbox=maintenance.outbox_seconds,
+        sweep=maintenance.sweep_seconds,
+        evict=maintenance.evict_seconds,
+        orphans=maintenance.orphans_seconds,
+        heartbeat=maintenance.heartbeat_seconds,
+        nvme_orphan_grace=maintenance.nvme_orphan_grace_seconds,
+        s3_orphan_grace=maintenance.s3_orphan_grace_seconds,
+    )
