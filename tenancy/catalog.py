@@ -29,6 +29,7 @@ from tenancy.eviction import Candidate
 from tenancy.formats import FormatDescription
 from tenancy.model import FormatRow, FoundChunk, Namespace, Node, Scope, Usage
 from tenancy.placements import DueWrite
+from tenancy.processes import Process
 from tenancy.putting import Committed, Reserved
 from tenancy.registry import KeyRow, Policy, TokenRow
 from tenancy.sight import NO_TENANT, Sight
@@ -173,9 +174,9 @@ class Catalog:
             partial(sweep.forget_tombstones, scope=scope, before_ms=before_ms), Sight(scope.tenant)
         )
 
-    async def lose_unplaced(self, scope: Scope, now_ms: int) -> tuple[int, list[bytes]]:
+    async def lose_unplaced(self, scope: Scope, live_boots: Sequence[str], now_ms: int) -> tuple[int, list[bytes]]:
         return await self._database.write(
-            partial(sweep.lose_unplaced, scope=scope, node=self.node, now_ms=now_ms), Sight(scope.tenant)
+            partial(sweep.lose_unplaced, scope=scope, live_boots=live_boots, now_ms=now_ms), Sight(scope.tenant)
         )
 
     async def eviction_candidates(self, scope: Scope, limit: int) -> list[Candidate]:
@@ -246,18 +247,32 @@ class Catalog:
 
         return await self._database.write(body, Sight(scope.tenant))
 
-    # This process
+    # This process, and others
 
-    async def announce(self, version: str, now_ms: int) -> None:
+    async def announce(self, version: str, now_ms: int, lease_ms: int) -> None:
         await self._database.write(
-            partial(processes.announce, node=self.node, version=version, now_ms=now_ms), NO_TENANT
+            partial(processes.announce, node=self.node, version=version, now_ms=now_ms, lease_ms=lease_ms), NO_TENANT
         )
 
-    async def heartbeat(self, now_ms: int) -> None:
-        await self._database.write(partial(processes.heartbeat, node=self.node, now_ms=now_ms), NO_TENANT)
+    async def heartbeat(self, now_ms: int) -> bool:
+        return await self._database.write(partial(processes.heartbeat, node=self.node, now_ms=now_ms), NO_TENANT)
 
-    async def leave(self) -> None:
-        await self._database.write(partial(processes.leave, node=self.node), NO_TENANT)
+    async def leave(self, now_ms: int) -> None:
+        await self._database.write(partial(processes.leave, node=self.node, now_ms=now_ms), NO_TENANT)
+
+    async def processes(self) -> list[Process]:
+        return await self._database.read(processes.processes, NO_TENANT)
+
+    async def live_boots(self, now_ms: int, lease_ms: int) -> list[str]:
+        return await self._database.read(partial(processes.live_boots, now_ms=now_ms, lease_ms=lease_ms), NO_TENANT)
+
+    async def lead(self, job: str, until_ms: int, now_ms: int) -> bool:
+        return await self._database.write(
+            partial(processes.lead, job=job, node=self.node, until_ms=until_ms, now_ms=now_ms), NO_TENANT
+        )
 
     async def high_water_ms(self) -> int:
         return await self._database.read(processes.high_water_ms, NO_TENANT)
+
+    async def database_now_ms(self) -> int | None:
+        return await self._database.read(processes.database_now_ms, NO_TENANT)

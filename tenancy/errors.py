@@ -16,6 +16,7 @@
     ├─ ReservationExpired  a PUT came back after its reservation had ended
     └─ CatalogUnavailable  the catalog did not answer, or not in time
        ├─ CatalogLocked    another process owns this catalog
+       ├─ NodeTaken        another process runs the gateway of this node
        ├─ CatalogMisconfigured  its URL or role cannot work; the sentence names the setting
        └─ CatalogTooNew    the catalog's schema is newer than this release reads
 
@@ -108,3 +109,7 @@ class CatalogTooNew(CatalogUnavailable):
 
 class CatalogMisconfigured(CatalogUnavailable):
     """The catalog's URL or role cannot work; the sentence names the setting and the remedy."""
+
+
+class NodeTaken(CatalogUnavailable):
+    """Another process runs the gateway of this node."""

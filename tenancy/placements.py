@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, Connection, and_, bindparam, delete, func, or_, select, update
+from sqlalchemy import ColumnElement, Connection, and_, bindparam, delete, exists, func, or_, select, update
 
 from tenancy import quota
 from tenancy.model import Node, Scope
 from tenancy.repair import abandon_unreadable
-from tenancy.schema import UNSETTLED, owned, placement
+from tenancy.schema import UNSETTLED, chunk, owned, placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,10 @@ class DueWrite:
 def claim_due(
     connection: Connection, scope: Scope, node: Node, tier: str, lease_until_ms: int, now_ms: int, limit: int
 ) -> list[DueWrite]:
-    """Take on writes into a tier that are due, or whose owner let its lease run out."""
+    """Take on writes into a tier that are due, or whose owner let its lease run out.
+
+    Only of blobs that this process can read: from its staging, this node's NVMe, or S3.
+    """
     mine = or_(placement.c.tier == "s3", placement.c.node == node.node)
     free = or_(
         and_(placement.c.state == "due", placement.c.not_before_ms <= now_ms),
@@ -46,6 +49,7 @@ def claim_due(
             UNSETTLED,
             mine,
             free,
+            or_(_at_home(scope, node), _readable(scope, node)),
         )
         .order_by(placement.c.not_before_ms)
         .limit(limit)
@@ -60,6 +64,24 @@ def claim_due(
         [{"blob": row.blob_id, "in_tier": row.tier, "on_node": row.node} for row in names],
     )
     return _describe(connection, scope, node, [(row.blob_id, row.tier, row.node) for row in names])
+
+
+def _at_home(scope: Scope, node: Node) -> ColumnElement[bool]:
+    return exists(
+        select(1).where(*owned(chunk, scope), chunk.c.blob_id == placement.c.blob_id, chunk.c.home_boot == node.boot)
+    )
+
+
+def _readable(scope: Scope, node: Node) -> ColumnElement[bool]:
+    copy = placement.alias("copy")
+    return exists(
+        select(1).where(
+            *owned(copy, scope),
+            copy.c.blob_id == placement.c.blob_id,
+            copy.c.state == "ok",
+            or_(copy.c.tier == "s3", copy.c.node == node.node),
+        )
+    )
 
 
 def _address(write: DueWrite) -> dict[str, object]:

@@ -16,6 +16,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from tenancy.errors import CatalogMisconfigured, CatalogUnavailable
+from tenancy.schema import metadata
 from tenancy.sight import NO_TENANT, Sight, look
 
 Result = TypeVar("Result")
@@ -114,3 +115,16 @@ async def _mapped_errors() -> AsyncIterator[None]:
 def _sentence(error: DBAPIError) -> str:
     """The server's own sentence, without the statement and its parameters."""
     return str(error.orig).partition(": ")[2] or type(error.orig).__name__
+
+
+def grant_to(connection: Connection, role: str) -> None:
+    """Give a gateway's role what it needs of the catalog's tables, and nothing else. Raises `CatalogMisconfigured`."""
+    known = connection.scalar(text("SELECT 1 FROM pg_roles WHERE rolname = :role"), {"role": role})
+    if known is None:
+        raise CatalogMisconfigured(f"there is no database role {role!r}: CREATE ROLE it with LOGIN first")
+    name = connection.dialect.identifier_preparer.quote(role)
+    schema = connection.dialect.identifier_preparer.quote(str(connection.scalar(text("SELECT current_schema()"))))
+    tables = ", ".join(sorted(metadata.tables))
+    connection.execute(text(f"GRANT USAGE ON SCHEMA {schema} TO {name}"))
+    connection.execute(text(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {tables} TO {name}"))
+    connection.execute(text(f"GRANT SELECT ON alembic_version TO {name}"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
@@ -18,7 +19,10 @@ from tenancy.model import FoundChunk, Node, Scope, suffices
 from tenancy.planning import plan_commit
 from tenancy.removal import doom_placements, doom_unused, remove_entries
 from tenancy.schema import chunk, entry, namespace, owned, reservation, unexpired
-from tenancy.visible import lookup
+from tenancy.visible import arriving, lookup
+
+HOME_LEASE_MS: Final = 15_000
+"""A gateway that was not heard for so long is taken for dead, and what only its staging held for lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,7 @@ def reserve(
     scope = batch.scope
     usages = quota.lock(connection, scope)
     _check_active(connection, scope)
-    visible = lookup(connection, scope, [batch.format_id], batch.entry_keys, node, now_ms)
+    visible = _present(connection, batch, batch.entry_keys, node, now_ms)
     strong = {key for key, found in visible.items() if suffices(found.durability, batch.durability)}
     have = frozenset(index for index, key in enumerate(batch.entry_keys) if key in strong)
     _refresh(connection, batch, [batch.entry_keys[index] for index in sorted(have)], now_ms)
@@ -96,7 +100,7 @@ def commit(
     _check_active(connection, scope)
     held = _end_reservation(connection, scope, reservation_id)
     stale = [batch.entry_keys[new.index] for new in chunks]
-    taken = lookup(connection, scope, [batch.format_id], stale, node, now_ms)
+    taken = _present(connection, batch, stale, node, now_ms)
     doomed = _clear_stale(connection, batch, [key for key in stale if key not in taken], now_ms)
     plan = plan_commit(connection, batch, node, chunks, taken)
     # The weaker copy leaves the index of live content before the stronger one enters it.
@@ -154,6 +158,15 @@ def reclaim_expired(connection: Connection, scope: Scope, now_ms: int) -> int:
     )
     quota.apply(connection, scope, freed)
     return len(rows)
+
+
+def _present(
+    connection: Connection, batch: Batch, keys: Sequence[bytes], node: Node, now_ms: int
+) -> dict[bytes, FoundChunk]:
+    """Entries that this gateway can read, and those that another one has and is about to write where all can."""
+    heard_since_ms = now_ms - HOME_LEASE_MS
+    on_their_way = arriving(connection, batch.scope, batch.format_id, keys, heard_since_ms, now_ms)
+    return on_their_way | lookup(connection, batch.scope, [batch.format_id], keys, node, now_ms)
 
 
 def _end_reservation(connection: Connection, scope: Scope, reservation_id: bytes) -> quota.Change:

@@ -140,8 +140,10 @@ def forget_tombstones(connection: Connection, scope: Scope, before_ms: int) -> i
     return result.rowcount
 
 
-def lose_unplaced(connection: Connection, scope: Scope, node: Node, now_ms: int) -> tuple[int, list[bytes]]:
-    """At boot: chunks whose only home was the staging of an earlier run of this node are lost; remove their entries."""
+def lose_unplaced(
+    connection: Connection, scope: Scope, live_boots: Sequence[str], now_ms: int
+) -> tuple[int, list[bytes]]:
+    """Chunks whose only home was the staging of a process that is not alive any more are lost; their entries end."""
     quota.lock(connection, scope)
     placed = exists(
         select(1).where(
@@ -155,8 +157,7 @@ def lose_unplaced(connection: Connection, scope: Scope, node: Node, now_ms: int)
             *owned(entry, scope),
             *owned(chunk, scope),
             chunk.c.blob_id == entry.c.blob_id,
-            chunk.c.home_node == node.node,
-            chunk.c.home_boot != node.boot,
+            chunk.c.home_boot.not_in(live_boots),
             ~placed,
         )
     ).all()

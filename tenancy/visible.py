@@ -9,33 +9,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from sqlalchemy import Connection, and_, bindparam, exists, or_, select
+from sqlalchemy import ColumnElement, Connection, Exists, and_, bindparam, exists, false, or_, select
 
 from tenancy.model import FoundChunk, Node, Scope, reached
-from tenancy.schema import chunk, entry, namespace, placement, unexpired
+from tenancy.schema import chunk, entry, gateway_process, namespace, placement, unexpired
 
 KEYS_PER_STATEMENT: Final = 30_000
 """Below the least number of bind parameters that a database allows in one statement (32,766)."""
 
 
-def _placed(tier: str, *conditions: object):  # type: ignore[no-untyped-def]  # a SQLAlchemy expression
+def _placed(tier: str, *states: str, node: ColumnElement[str] | None = None) -> Exists:
     return exists(
         select(1).where(
             placement.c.tenant_id == chunk.c.tenant_id,
             placement.c.namespace_id == chunk.c.namespace_id,
             placement.c.blob_id == chunk.c.blob_id,
             placement.c.tier == tier,
-            placement.c.state == "ok",
-            *conditions,  # type: ignore[arg-type]
+            placement.c.state.in_(states),
+            *(() if node is None else (placement.c.node == node,)),
         )
     ).correlate(chunk)
 
 
 _AT_HOME = and_(chunk.c.home_node == bindparam("node"), chunk.c.home_boot == bindparam("boot"))
-_ON_NVME = _placed("nvme", placement.c.node == bindparam("node"))
-_ON_S3 = _placed("s3")
+_ON_NVME = _placed("nvme", "ok", node=bindparam("node"))
+_ON_S3 = _placed("s3", "ok")
+_ON_HOME_NVME = _placed("nvme", "ok", node=chunk.c.home_node)
 
-_CHUNK_COLUMNS = (
+_SEAL_COLUMNS = (
     chunk.c.blob_id,
     chunk.c.chunk_id,
     chunk.c.salt,
@@ -45,12 +46,9 @@ _CHUNK_COLUMNS = (
     chunk.c.length,
     chunk.c.sealed_length,
     chunk.c.created_ms,
-    _AT_HOME.label("at_home"),
-    _ON_NVME.label("on_nvme"),
-    _ON_S3.label("on_s3"),
 )
 
-_REACHABLE = (
+_KEPT = (
     namespace.c.tenant_id == bindparam("tenant"),
     namespace.c.namespace_id == bindparam("namespace"),
     namespace.c.state == "active",
@@ -58,18 +56,36 @@ _REACHABLE = (
     chunk.c.namespace_id == bindparam("namespace"),
     chunk.c.state == "live",
     chunk.c.epoch >= namespace.c.min_decrypt_epoch,
-    or_(_AT_HOME, _ON_NVME, _ON_S3),
 )
 
-_LOOKUP = select(entry.c.format_id, entry.c.entry_key, entry.c.ttl_ms, entry.c.expires_ms, *_CHUNK_COLUMNS).where(
+_REACHABLE = (*_KEPT, or_(_AT_HOME, _ON_NVME, _ON_S3))
+
+_ARRIVING = (
+    *_KEPT,
+    gateway_process.c.boot_id == chunk.c.home_boot,
+    gateway_process.c.left_ms.is_(None),
+    gateway_process.c.heartbeat_ms > bindparam("heard_since"),
+    _placed("s3", "due", "writing"),
+)
+
+_ENTRY_COLUMNS = (entry.c.format_id, entry.c.entry_key, entry.c.ttl_ms, entry.c.expires_ms)
+
+_ASKED_FOR = (
     entry.c.tenant_id == bindparam("tenant"),
     entry.c.namespace_id == bindparam("namespace"),
     entry.c.format_id.in_(bindparam("formats", expanding=True)),
     entry.c.entry_key.in_(bindparam("keys", expanding=True)),
     unexpired(bindparam("now")),
     chunk.c.blob_id == entry.c.blob_id,
-    *_REACHABLE,
 )
+
+_LOOKUP = select(
+    *_ENTRY_COLUMNS, *_SEAL_COLUMNS, _AT_HOME.label("at_home"), _ON_NVME.label("on_nvme"), _ON_S3.label("on_s3")
+).where(*_ASKED_FOR, *_REACHABLE)
+
+_LOOKUP_ARRIVING = select(
+    *_ENTRY_COLUMNS, *_SEAL_COLUMNS, false().label("at_home"), _ON_HOME_NVME.label("on_nvme"), false().label("on_s3")
+).where(*_ASKED_FOR, *_ARRIVING)
 
 _REACHABLE_CONTENT = select(chunk.c.chunk_id, chunk.c.blob_id, _ON_NVME.label("on_nvme"), _ON_S3.label("on_s3")).where(
     chunk.c.format_id == bindparam("format"),
@@ -104,6 +120,27 @@ def lookup(
         )
         found |= {row.entry_key: FoundChunk(*[*row]) for row in rows}
     return found
+
+
+def arriving(
+    connection: Connection, scope: Scope, format_id: int, entry_keys: Sequence[bytes], heard_since_ms: int, now_ms: int
+) -> dict[bytes, FoundChunk]:
+    """Those of `entry_keys` that another gateway, heard since then, is about to write to S3.
+
+    They cannot be read from here yet, but need not be stored again: their durability is what they have at home.
+    """
+    rows = connection.execute(
+        _LOOKUP_ARRIVING,
+        {
+            "tenant": scope.tenant,
+            "namespace": scope.namespace,
+            "formats": [format_id],
+            "keys": entry_keys,
+            "now": now_ms,
+            "heard_since": heard_since_ms,
+        },
+    )
+    return {row.entry_key: FoundChunk(*[*row]) for row in rows}
 
 
 def reachable_content(

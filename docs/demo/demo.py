@@ -10,6 +10,7 @@ failed · 130 interrupted.
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import subprocess
 import sys
@@ -30,6 +31,8 @@ from rich.console import Console
 _HERE = Path(__file__).resolve().parent
 _PROCESS_S = 300.0
 """An engine process that takes longer is ended: it hangs."""
+_LOG_COLUMNS = 120
+"""Width of the tables where no terminal says one."""
 
 
 class EngineFailed(Exception):
@@ -52,10 +55,14 @@ def run_engine(
 ) -> StoreResult | ReuseResult:
     """Run an engine process to its end and return its result. Raises `EngineFailed` with what it printed."""
     command = [sys.executable, _HERE / "ask.py", role, model, gateway.endpoint, work]
+    # Threads that spin while they wait for each other slow torch down tenfold where other processes want the CPUs too.
+    environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}
     log = work / f"{role}.log"
     with (
         log.open("wb") as errors,
-        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors) as process,
+        subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors
+        ) as process,
     ):
         watchdog = threading.Timer(_PROCESS_S, process.kill)
         watchdog.start()
@@ -115,7 +122,7 @@ def main() -> int:
     options = parser.parse_args()
     # The end by SIGTERM takes the same way out as Ctrl-C, through every `with` block.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else _LOG_COLUMNS)
     progress = Progress(console)
     try:
         progress.stage("model: SmolLM2-135M-Instruct")

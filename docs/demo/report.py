@@ -141,14 +141,14 @@ def _figures(findings: Findings) -> Table:
         header_style="bold",
     )
     table.add_column("question")
-    for column in ("prompt", "matched", "read", "restore", "TTFT without", "TTFT with"):
+    for column in ("prompt", "matched", "read", "restore", "TTFT without", "with"):
         table.add_column(column, justify="right")
-    table.add_column("tiers hit")
+    table.add_column("tiers hit", overflow="fold")
     for number, one in enumerate(findings.reused.prompts, 1):
         table.add_row(
             str(number),
-            f"{one.prompt_tokens} tokens",
-            f"{one.matched_tokens} tokens",
+            str(one.prompt_tokens),
+            str(one.matched_tokens),
             f"{one.payload_bytes / _MIB:.1f} MiB",
             f"{one.restore_s:.2f} s",
             f"{one.cold_ttft_s:.2f} s",
@@ -160,7 +160,8 @@ def _figures(findings: Findings) -> Table:
         "median of 3", "", "", "", "", f"[bold]{findings.cold_s:.2f} s[/]", f"[bold]{findings.warm_s:.2f} s[/]", ""
     )
     stored = sum(one.payload_bytes for one in findings.stored.prompts)
-    table.caption = f"Loading the model is not part of TTFT. Process A stored {stored / _MIB:.1f} MiB of KV."
+    table.caption = "Prompt and matched in tokens. Loading the model is not part of TTFT (time to first token). "
+    table.caption += f"Process A stored {stored / _MIB:.1f} MiB of KV."
     return table
 
 

@@ -9,7 +9,7 @@ import sys
 
 import typer
 
-from kvgw.cli import bench, catalog, doctor, inspect, serve
+from kvgw.cli import bench, catalog, doctor, inspect, keys, serve
 from kvgw.cli.output import error_console
 from kvgw.errors import Code, KvgwError, Outage
 from storage.errors import StorageError
@@ -31,6 +31,7 @@ app.command("stats")(inspect.stats)
 app.command("doctor")(doctor.doctor)
 app.command("bench")(bench.bench)
 app.add_typer(inspect.namespaces, name="namespace")
+app.add_typer(keys.keys, name="keys")
 
 
 def main() -> None:

@@ -62,6 +62,7 @@ class PutVerb:
             if not reserved.wanted:
                 return _reply(batch, now_ms, reserved.have, reserved.over_quota, None)
             await writing.receive_all(reserved.wanted, source)
+            rooms.fence.check()
         except BaseException:
             await finish(asyncio.ensure_future(self._undo(writing, reservation_id)))
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from kvgw.fence import Fence
 from kvgw.gateway.backlog import Backlog
 from kvgw.metrics import Metrics
 from kvgw.runtime import Clock, Rng, Workers
@@ -29,6 +30,7 @@ class Rooms:
     clock: Clock
     time: CatalogTime
     """What the catalog's rows are compared with: never runs backward."""
+    fence: Fence
     rng: Rng
     workers: Workers
 

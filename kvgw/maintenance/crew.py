@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
+import kvgw
+from kvgw.fence import LEASE_SECONDS
 from kvgw.gateway.rooms import Rooms
 from kvgw.maintenance.evict import Eviction
 from kvgw.maintenance.orphans import OrphanReport, OrphanSweep
@@ -93,9 +95,12 @@ class Crew:
             self._rooms.metrics.outbox_seconds.labels(tier).set(age_ms / 1000)
 
     async def sweep_everywhere(self) -> None:
-        """Expire, then delete what nothing points at."""
+        """Expire and bury, which one gateway does for all; then delete what nothing points at, each its own."""
+        leads = await self._leads("sweep", self._pace.sweep)
         for scope in await self.scopes():
-            await self.sweep.expire(scope)
+            if leads:
+                await self.sweep.expire(scope)
+                await self.sweep.recover(scope)
             await self.sweep.collect(scope)
 
     async def evict(self) -> None:
@@ -107,6 +112,8 @@ class Crew:
         """Look through every tier for blobs without a row."""
         scopes = {scope.namespace: scope for scope in await self.scopes()}
         for label in self._rooms.tiers:
+            if label == "s3" and not await self._leads("orphans", self._pace.orphans):
+                continue
             report = await self.orphans.look(label, scopes)
             self.orphan_reports[label] = report
             if report.refused:
@@ -115,7 +122,14 @@ class Crew:
     async def heartbeat(self) -> None:
         """Say that this process lives, write down gathered hits, and refresh the gauges."""
         rooms = self._rooms
-        await rooms.catalog.heartbeat(rooms.time.now_ms())
+        asked_at = rooms.clock.monotonic()
+        database_ms = await rooms.catalog.database_now_ms()
+        if database_ms is not None:
+            rooms.time.adopt(database_ms, asked_at, rooms.clock.monotonic())
+        if not await rooms.catalog.heartbeat(rooms.time.now_ms()):
+            # Given up by the others while it was away: what only its staging held is lost, and it begins anew.
+            await rooms.catalog.announce(kvgw.__version__, rooms.time.now_ms(), int(LEASE_SECONDS * 1000))
+        rooms.fence.heard(asked_at)
         for scope, hits in rooms.backlog.take_hits().items():
             await rooms.catalog.record_hits(scope, hits)
         rooms.metrics.clock_behind.set(rooms.time.behind_ms / 1000)
@@ -125,6 +139,11 @@ class Crew:
             rooms.metrics.tier_up.labels("nvme").set(space.state is NvmeState.OK)
             if space.state is not NvmeState.OK:
                 self._tell("nvme", f"the NVMe tier takes no writes: {space.reason}")
+
+    async def _leads(self, job: str, period: float) -> bool:
+        """Whether this gateway does a job for all; another takes over when it has not for three periods."""
+        now_ms = self._rooms.time.now_ms()
+        return await self._rooms.catalog.lead(job, now_ms + int(3000 * period), now_ms)
 
     async def _work_through_backlog(self) -> None:
         backlog = self._rooms.backlog

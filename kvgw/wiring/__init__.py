@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 import kvgw
 from kvgw.authenticate import Authenticator
 from kvgw.datadir import DataFolder
+from kvgw.fence import LEASE_SECONDS, Fence
 from kvgw.gateway.admin import AdminVerbs
 from kvgw.gateway.backlog import Backlog
 from kvgw.gateway.core import Gateway
@@ -29,6 +31,7 @@ from storage.s3 import S3Tier
 from storage.shares import Shares
 from storage.staging import Staging
 from tenancy.catalog import Catalog
+from tenancy.errors import CatalogUnavailable
 from tenancy.keyring import Keyring
 from tenancy.model import Node
 from tenancy.timekeeping import CatalogTime
@@ -95,9 +98,10 @@ async def opened(
         stack.callback(file_workers.close)
         node = Node(folder.node_name(settings.node, world.rng), world.rng.token(8).hex())
         catalog = Catalog(await open_database(stack, settings.catalog, folder.path), node)
-        time = CatalogTime(world.clock, await catalog.high_water_ms())
-        await catalog.announce(kvgw.__version__, time.now_ms())
-        stack.push_async_callback(catalog.leave)
+        time = await _open_time(catalog, world.clock)
+        # The lock on the data folder proves that an earlier run is over, unless the node's name is not the folder's.
+        await catalog.announce(kvgw.__version__, time.now_ms(), int(LEASE_SECONDS * 1000) if settings.node else 0)
+        stack.push_async_callback(_leave, catalog, time)
         keys = await open_keys(stack, settings, folder.path, file_workers, world.rng)
         keyring = Keyring(keys.root, keys.store, catalog, world.clock, world.rng.token)
         policy = policy_of(settings.defaults)
@@ -116,6 +120,7 @@ async def opened(
             metrics=Metrics(),
             clock=world.clock,
             time=time,
+            fence=Fence(world.clock),
             rng=world.rng,
             workers=workers,
         )
@@ -135,6 +140,21 @@ async def opened(
             s3=s3,
             first_token=first_token,
         )
+
+
+async def _open_time(catalog: Catalog, clock: Clock) -> CatalogTime:
+    time = CatalogTime(clock, await catalog.high_water_ms())
+    asked_at = clock.monotonic()
+    database_ms = await catalog.database_now_ms()
+    if database_ms is not None:
+        time.adopt(database_ms, asked_at, clock.monotonic())
+    return time
+
+
+async def _leave(catalog: Catalog, time: CatalogTime) -> None:
+    """Say goodbye; a catalog that does not answer finds out by itself when the lease is over."""
+    with contextlib.suppress(CatalogUnavailable):
+        await catalog.leave(time.now_ms())
 
 
 def check_siblings() -> None:

@@ -6,7 +6,7 @@ row. Times are Unix milliseconds. Migrations in ``migrations/`` create these tab
 
 from tenancy.schema.base import TENANT_SCOPE, UNLIMITED, metadata, owned
 from tenancy.schema.chunks import UNSETTLED, chunk, entry, entry_label, kv_format, placement, tombstone, unexpired
-from tenancy.schema.processes import clock_mark, gateway_process
+from tenancy.schema.processes import clock_mark, gateway_process, maintenance_lease
 from tenancy.schema.tenants import api_token, namespace, namespace_key, quota, reservation, tenant
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "entry_label",
     "gateway_process",
     "kv_format",
+    "maintenance_lease",
     "metadata",
     "namespace",
     "namespace_key",

@@ -1,4 +1,4 @@
-"""Tables outside tenants: gateway processes, and the catalog's clock."""
+"""Tables outside tenants: gateway processes, who does which shared job, and the catalog's clock."""
 
 from __future__ import annotations
 
@@ -14,6 +14,15 @@ gateway_process = Table(
     Column("version", String(32), nullable=False),
     Column("started_ms", BigInteger, nullable=False),
     Column("heartbeat_ms", BigInteger, nullable=False),
+    Column("left_ms", BigInteger),
+)
+
+maintenance_lease = Table(
+    "maintenance_lease",
+    metadata,
+    Column("job", String(32), primary_key=True),
+    Column("owner", String(32), nullable=False),
+    Column("until_ms", BigInteger, nullable=False),
 )
 
 clock_mark = Table(

@@ -17,6 +17,7 @@ import pytest
 from kvgw.runtime import SystemClock
 from storage.errors import BlobDamaged, BlobMissing, StorageError, TierFull, TierMisconfigured, TierUnavailable
 from storage.s3 import S3Options, S3Tier
+from storage.s3.upload import UploadBody
 from tests.support.aio import aio
 from tests.support.fake_s3 import FakeS3, error, reply
 from tests.support.tier_conformance import MIB, content, listed, name, read
@@ -279,7 +280,14 @@ async def test_opening_needs_no_server_and_the_probe_says_that_there_is_none() -
 
 
 @aio
-async def test_after_a_cancelled_put_nobody_holds_the_buffer() -> None:
+async def test_after_a_cancelled_put_nobody_reads_or_holds_the_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    bodies: list[UploadBody] = []
+
+    def kept(sealed: memoryview) -> UploadBody:
+        bodies.append(UploadBody(sealed))
+        return bodies[0]
+
+    monkeypatch.setattr("storage.s3.tier.body_of", kept)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         async with fake(endpoint_url=f"http://127.0.0.1:{silent.getsockname()[1]}") as (_, tier):
             data = bytearray(4 * MIB)
@@ -288,8 +296,8 @@ async def test_after_a_cancelled_put_nobody_holds_the_buffer() -> None:
             put.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await put
-            await asyncio.sleep(0)
-            del put
+            with pytest.raises(ConnectionAbortedError):
+                bodies[0].read()
             data.extend(b"resizing works only if nobody holds the buffer")
 
 

@@ -131,7 +131,7 @@ class House:
         """A token of the first tenant: its text and its id."""
         rooms = self.opened.rooms
         token = new_token(rooms.rng.token)
-        pepper = (self.opened.folder / "keys" / "token.pepper").read_bytes()
+        pepper = self.opened.authenticator._pepper
         until = rooms.time.now_ms() + YEAR_MS if expires_ms is None else expires_ms
         row = token_row(token, pepper, self.owner.tenant, permissions, "*", until)
         await rooms.catalog.add_token(row, rooms.time.now_ms())

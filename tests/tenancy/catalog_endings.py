@@ -147,9 +147,9 @@ class CatalogEndings(BenchSuite):
             lost = await bench.put("staged", durability="staged")
             await bench.put("kept", durability="nvme")
             await bench.put("theirs", durability="staged", node=ELSEWHERE)
-            assert (await bench.catalog.lose_unplaced(bench.scope, NOW))[0] == 0, "this run's own staging is alive"
+            assert (await bench.catalog.lose_unplaced(bench.scope, [bench.catalog.node.boot], NOW))[0] == 0, "this run's own staging is alive"
             restarted = bench.on(AFTER_RESTART)
-            assert await restarted.lose_unplaced(bench.scope, NOW) == (1, [lost.blobs["staged"]])
+            assert await restarted.lose_unplaced(bench.scope, [restarted.node.boot], NOW) == (1, [lost.blobs["staged"]])
             assert set(await bench.see("staged", "kept", node=AFTER_RESTART)) == {"kept"}
             assert set(await bench.see("theirs", node=ELSEWHERE)) == {"theirs"}
             assert (await bench.usage()).objects == 3
@@ -374,10 +374,10 @@ class CatalogEndings(BenchSuite):
     async def test_the_high_water_never_falls(self) -> None:
         async with self.bench() as bench:
             assert await bench.catalog.high_water_ms() == 0
-            await bench.catalog.announce("1", NOW)
+            await bench.catalog.announce("1", NOW, 0)
             await bench.catalog.heartbeat(NOW + 10)
             await bench.catalog.heartbeat(NOW - 10)
-            await bench.on(ELSEWHERE).announce("1", NOW - 99)
+            await bench.on(ELSEWHERE).announce("1", NOW - 99, 0)
             assert await bench.catalog.high_water_ms() == NOW + 10
 
     @aio

@@ -108,14 +108,16 @@ def pretend_newer(engine: Engine) -> None:
 def test_S18_a_catalog_of_a_newer_release_is_refused_and_left_alone(engine: Engine, move: str) -> None:
     pretend_newer(engine)
     before = snapshot(engine)
-    with pytest.raises(
-        CatalogTooNew, match=f"revision {FOREIGN}.*newest is {migrate.newest_revision()}.*run a newer kvgw"
+    with (
+        pytest.raises(
+            CatalogTooNew, match=f"revision {FOREIGN}.*newest is {migrate.newest_revision()}.*run a newer kvgw"
+        ),
+        engine.begin() as connection,
     ):
-        with engine.begin() as connection:
-            if move == "up":
-                migrate.upgrade(connection)
-            else:
-                migrate.downgrade(connection, "base")
+        if move == "up":
+            migrate.upgrade(connection)
+        else:
+            migrate.downgrade(connection, "base")
     assert snapshot(engine) == before
 
 
