@@ -47,7 +47,7 @@ async def examine(settings: Settings, folder: Path) -> list[Finding]:
     findings = [_guarded("data folder", lambda: _data_folder(folder))]
     if findings[0].verdict is Verdict.GOOD:
         findings.append(_guarded("catalog", lambda: _catalog(settings, folder)))
-        findings.append(await _root_key(folder))
+        findings.append(await _root_key(settings, folder))
     findings.append(_guarded("disk", lambda: _disk(settings, folder)))
     findings.append(_memory(settings))
     findings += await _s3(settings)
@@ -91,8 +91,10 @@ def _catalog(settings: Settings, folder: Path) -> Finding:
     )
 
 
-async def _root_key(folder: Path) -> Finding:
-    keys = folder / "keys"
+async def _root_key(settings: Settings, folder: Path) -> Finding:
+    keys = Path(settings.keys.dir) if settings.keys.dir else folder / "keys"
+    if not keys.exists() and not (folder / "catalog.db").exists():
+        return Finding("root key", Verdict.NOTE, "none yet", "kvgw serve makes it")
     workers = ThreadWorkers(1)
     try:
         root = await FileRootKey.open(keys, workers, SystemRng().token)

@@ -126,12 +126,13 @@ class Catalog:
     async def reserve(self, batch: Batch, reservation_id: bytes, lease_until_ms: int, now_ms: int) -> Reserved:
         return await self._database.write(
             lambda connection: putting.reserve(connection, batch, self.node, reservation_id, lease_until_ms, now_ms),
-            NO_TENANT,
+            Sight(batch.scope.tenant),
         )
 
     async def commit(self, batch: Batch, reservation_id: bytes, chunks: Sequence[NewChunk], now_ms: int) -> Committed:
         return await self._database.write(
-            lambda connection: putting.commit(connection, batch, self.node, reservation_id, chunks, now_ms), NO_TENANT
+            lambda connection: putting.commit(connection, batch, self.node, reservation_id, chunks, now_ms),
+            Sight(batch.scope.tenant),
         )
 
     async def abort(self, scope: Scope, reservation_id: bytes) -> None:

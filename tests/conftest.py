@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.postgres import Postgres, installation
 from tests.support.seaweed import S3Server, Seaweed, given_s3, weed_binary
 
 
@@ -23,4 +24,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     """A running S3 server with an empty bucket; tests keep apart by prefix."""
     with given_s3() or Seaweed(tmp_path_factory.mktemp("seaweed")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A running PostgreSQL; tests keep apart by database."""
+    with Postgres() as server:
         yield server

@@ -21,7 +21,6 @@ CREATE ROLE kvgw_app LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE NOREPLICATION NOB
 SELECT format('ALTER DATABASE %I OWNER TO kvgw_owner', current_database())
 UNION ALL SELECT format('REVOKE ALL ON DATABASE %I FROM PUBLIC', current_database())
 UNION ALL SELECT format('GRANT CONNECT ON DATABASE %I TO kvgw_app', current_database()) \gexec
--- Nobody but the owner makes objects in the schema; the migrations grant the application what it needs on each table.
+-- Nobody but the owner makes objects in the schema; `kvgw migrate` grants kvgw_app what gateways need on each table.
 REVOKE CREATE ON SCHEMA public FROM PUBLIC;
-GRANT USAGE ON SCHEMA public TO kvgw_app;
 COMMIT;

@@ -25,8 +25,8 @@ def _keys() -> None:
 def init(data: Data = None, config: Config = None, json: Json = False) -> None:
     """Make the root key of several gateways, once; a key that is there stays.
 
-    Copy the folder to every gateway (keys.dir), readable by its user alone, and keep a copy apart from all data: without
-    it nothing that was stored can be read again.
+    Copy the folder to every gateway (keys.dir), readable by its user alone, and keep a copy apart from all data:
+    without it nothing that was stored can be read again.
     """
     data_dir = data_folder(data)
     folder = keys_folder(settings_of(data_dir, config), data_dir)

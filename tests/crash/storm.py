@@ -2,8 +2,8 @@
 
     python -m tests.crash.storm <socket> <diary> <seed>
 
-Each line of the diary is ``<what> <namespace> <key>``: ``stored`` and ``deleted`` after their acknowledgement, ``ending``
-before a deletion is asked for. What a key holds follows from its name alone, so that anybody can check it.
+Each line of the diary is ``<what> <namespace> <key>``: ``stored`` and ``deleted`` after their acknowledgement,
+``ending`` before a deletion is asked for. What a key holds follows from its name alone, so that anybody can check it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""S05, Q04: a gateway killed again and again in a storm of PUTs loses nothing it has acknowledged, and leaks nothing."""
+"""S05, Q04: a gateway killed again and again in a storm of PUTs loses nothing it has acknowledged and leaks nothing."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ async def answers(kind: Any, folder: Path, plan: list[Operation]) -> list[object
         given_answers: list[object] = []
         for each in plan:
             if each.name == "wait":
-                clock.advance(each.arguments["seconds"])
+                await gateway.wait(each.arguments["seconds"])
             elif each.name == "sweep":
                 await gateway.opened.crew.sweep_everywhere()
             else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import socket
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,19 +15,20 @@ from unittest import mock
 
 import psutil
 import pytest
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvgw.endpoint import TcpEndpoint, UnixEndpoint
 from kvgw.server.http import OPEN_ROUTES, build_app
 from kvgw.server.serve import Serving, serving
-from kvgw.settings import ServerSettings, Settings
+from kvgw.settings import ServerSettings, SettingsError
 from tenancy.access import Permission
 from tenancy.errors import CatalogUnavailable
-from tests.support.aio import aio
+from tests.support.aio import aio, run
 from tests.support.gateways import SMALL, House, format_of, keys_of, payloads_of, read, world_of
 from tests.support.manual_clock import ManualClock
 
-WITH_HTTP = Settings(ServerSettings(http="127.0.0.1:0"), SMALL.staging, SMALL.nvme)
+WITH_HTTP = replace(SMALL, server=ServerSettings(http="127.0.0.1:0"))
 
 
 @dataclass
@@ -187,7 +189,7 @@ async def test_F07_listeners_after_start(tmp_path: Path) -> None:
 
     before, paths = listeners(), unix_paths()
     server = ServerSettings(http="127.0.0.1:0", listen="127.0.0.1:0")
-    async with serving(Settings(server, SMALL.staging, SMALL.nvme), tmp_path / "gw") as served:
+    async with serving(replace(SMALL, server=server), tmp_path / "gw") as served:
         assert isinstance(served.http, TcpEndpoint)
         configured = {(one.host, one.port) for one in (*served.endpoints, served.http) if isinstance(one, TcpEndpoint)}
         assert len(configured) == 2
@@ -200,16 +202,11 @@ async def test_F07_listeners_after_start(tmp_path: Path) -> None:
 
 
 def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
-    import socket
-
-    from kvgw.settings import SettingsError
-    from tests.support.aio import run
-
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
 
         async def start(server: ServerSettings) -> None:
-            async with serving(Settings(server, SMALL.staging, SMALL.nvme), tmp_path / "gw"):
+            async with serving(replace(SMALL, server=server), tmp_path / "gw"):
                 pytest.fail("it started")
 
         for server in (ServerSettings(http=address), ServerSettings(http="", listen=address)):

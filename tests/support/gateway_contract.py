@@ -120,9 +120,9 @@ class GatewayContract:
             key, payload = keys_of(1), payloads_of(registered, 1)
             put = await client.put(registered, key, payload, ttl_s=60)
             assert put.expires_ms == clock.now_ms() + 60_000
-            clock.advance(59.999)
+            await gateway.wait(59.999)
             assert (await client.match(registered, key)).count == 1
-            clock.advance(0.001)
+            await gateway.wait(0.001)
             assert (await client.match(registered, key)).count == 0, "law 5: expires_at > now, no margin"
             assert (await read(client, registered, key))[1] == [None]
             assert (await client.touch(registered, key)).count == 0, "law 5: what expired is not revived"
@@ -137,12 +137,12 @@ class GatewayContract:
             key, payload = keys_of(1), payloads_of(registered, 1)
             await client.put(registered, key, payload, ttl_s=60)
             assert (await client.touch(registered, [*key, b"none"], ttl_s=10)).count == 1
-            clock.advance(40)
+            await gateway.wait(40)
             report, read_back = await read(client, registered, key)
             assert read_back == payload, "touch never shortens"
             assert report.hits[0].expires_ms == clock.now_ms() + 60_000, "a sliding TTL starts anew"
             await client.touch(registered, key, ttl_s=DAY_S)
-            clock.advance(DAY_S - 1)
+            await gateway.wait(DAY_S - 1)
             assert (await client.match(registered, key)).count == 1
 
     @aio

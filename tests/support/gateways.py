@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from msgspec.structs import replace as replace_fields
+
 from kvgw.authenticate import token_row
 from kvgw.client import Client, ClientOptions
 from kvgw.embedded import EmbeddedTransport
@@ -29,6 +31,7 @@ from kvgw.transport import SocketTransport
 from kvgw.wiring import Opened, World, opened
 from tenancy.access import Caller, Permission, new_token
 from tenancy.model import Namespace
+from tests.support.manual_clock import ManualClock
 
 MIB = 1024 * 1024
 YEAR_MS = 365 * 86_400_000
@@ -97,6 +100,7 @@ class House:
     kind: Kind
     endpoint: Endpoint | None
     token: str
+    clock: ManualClock | None = None
     _clients: list[Client] = field(default_factory=list)
 
     def client(self, namespace: str = "", *, token: str | None = None, **options: Any) -> Client:
@@ -110,6 +114,12 @@ class House:
         client = Client(transport, ClientOptions(namespace=namespace, **options))
         self._clients.append(client)
         return client
+
+    async def wait(self, seconds: float) -> None:
+        """Let time pass for a gateway on a manual clock, which says afterwards that it lives."""
+        assert self.clock is not None
+        self.clock.advance(seconds)
+        await self.opened.crew.heartbeat()
 
     @property
     def owner(self) -> Caller:
@@ -178,29 +188,28 @@ def world_of(clock: Clock | None = None) -> World:
 
 @asynccontextmanager
 async def house(
-    kind: Kind, folder: Path, *, clock: Clock | None = None, settings: Settings = SMALL, check: bool = True
+    kind: Kind, folder: Path, *, clock: ManualClock | None = None, settings: Settings = SMALL, check: bool = True
 ) -> AsyncIterator[House]:
     """Run a gateway on `folder`; at the end nothing may be held any more."""
     if kind == "embedded":
         async with (
             opened(settings, folder, world=world_of(clock)) as gateway,
-            _clients_of(House(gateway, kind, None, _token_of(gateway)), check) as made,
+            _clients_of(House(gateway, kind, None, _token_of(gateway), clock), check) as made,
         ):
             yield made
         return
     if kind == "tcp":
-        server = ServerSettings(http=settings.server.http, listen="127.0.0.1:0")
-        settings = Settings(server, settings.staging, settings.nvme, settings.s3, settings.catalog, settings.defaults)
+        settings = replace_fields(settings, server=replace_fields(settings.server, listen="127.0.0.1:0"))
     async with serving(settings, folder, world=world_of(clock)) as served:
         wanted = UnixEndpoint if kind == "unix" else TcpEndpoint
         endpoint = next(one for one in served.endpoints if isinstance(one, wanted))
-        async with _clients_of(House(served.gateway, kind, endpoint, _token_of(served.gateway)), check) as made:
+        async with _clients_of(House(served.gateway, kind, endpoint, _token_of(served.gateway), clock), check) as made:
             yield made
 
 
 @asynccontextmanager
 async def limited_house(
-    folder: Path, limits: Limits, *, clock: Clock | None = None, settings: Settings = SMALL, check: bool = True
+    folder: Path, limits: Limits, *, clock: ManualClock | None = None, settings: Settings = SMALL, check: bool = True
 ) -> AsyncIterator[House]:
     """A gateway behind one Unix socket whose bounds for peers are `limits`."""
     async with opened(settings, folder, world=world_of(clock)) as gateway:
@@ -212,7 +221,7 @@ async def limited_house(
         wanted = UnixEndpoint(str(folder / "kvgw.sock"))
         async with (
             listening(wanted, serve, limits.connections, gateway.rooms.metrics) as endpoint,
-            _clients_of(House(gateway, "unix", endpoint, _token_of(gateway)), check) as made,
+            _clients_of(House(gateway, "unix", endpoint, _token_of(gateway), clock), check) as made,
         ):
             yield made
 

@@ -84,6 +84,7 @@ class Watched:
     def __init__(self, catalog: Catalog, bench: Bench) -> None:
         self._catalog = catalog
         self._bench = bench
+        self.node = catalog.node
 
     def __getattr__(self, called: str) -> Any:
         method = getattr(self._catalog, called)

@@ -1,0 +1,474 @@
+"""Maintenance: write-back, sweep, expiry, orphans, eviction; each job by hand on a clock that the test moves."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import pytest
+
+from kvgw.maintenance.evict import HIGH_WATER, LOW_WATER
+from kvgw.maintenance.orphans import IMPLAUSIBLE_COUNT, OrphanReport
+from kvgw.maintenance.writeback import CONCURRENT, LEASE_MS, WRITE_SECONDS
+from kvgw.model import Durability, PutOutcome
+from storage.errors import TierMisconfigured, TierUnavailable
+from storage.tier import blob_name
+from tests.kvgw.maintenance_bench import MIB, FlakyTier, Works, settings, works
+from tests.support.aio import aio
+from tests.support.gateways import keys_of
+
+STORED = PutOutcome.STORED
+
+
+def sample(one: Works, name: str, **labels: str) -> float:
+    return one.rooms.metrics.registry.get_sample_value(name, labels) or 0.0
+
+
+# Write-back
+
+
+@aio
+async def test_write_back_empties_the_outbox_and_settles_staging(tmp_path: Path) -> None:
+    s3 = FlakyTier()
+    async with works(tmp_path, s3=s3) as one:
+        assert await one.put(10) == [STORED] * 10
+        assert len(one.rooms.staging.dirty_names()) == 10
+        assert s3.names == set()
+        await one.crew.drain_everywhere()
+        assert len(s3.names) == 10
+        assert one.rooms.staging.dirty_names() == []
+        assert await one.rooms.catalog.outbox_length(one.scope) == {}
+        assert sample(one, "kvgw_outbox_blobs", tier="s3") == 0
+        shutil.rmtree(one.gateway.folder / "nvme" / "v1")
+        one.forget_staging()
+        assert await one.hits(10) == list(range(10))
+        await one.check()
+
+
+@aio
+async def test_staged_chunks_reach_every_tier(tmp_path: Path) -> None:
+    s3 = FlakyTier()
+    async with works(tmp_path, chosen=settings(durability="staged"), s3=s3) as one:
+        await one.put(3, durability=Durability.STAGED)
+        assert one.blob_files() == []
+        await one.crew.drain_everywhere()
+        assert len(one.blob_files()) == len(s3.names) == 3
+
+
+@aio
+async def test_what_came_first_is_written_first(tmp_path: Path) -> None:
+    s3 = FlakyTier()
+    async with works(tmp_path, s3=s3) as one:
+        expected = []
+        for number in range(3 * CONCURRENT):
+            await one.put(1, f"k{number}")
+            expected.append(next(name for name in one.rooms.staging.dirty_names() if name not in expected))
+            one.clock.advance(0.01)
+        await one.crew.drain_everywhere()
+        for at in range(0, len(expected), CONCURRENT):
+            assert set(s3.puts[at : at + CONCURRENT]) == set(expected[at : at + CONCURRENT])
+
+
+@pytest.mark.parametrize("failure", [TierUnavailable("away"), TierMisconfigured("no such bucket")])
+@aio
+async def test_a_tier_that_fails_is_tried_again_later_and_holds_up_no_other(tmp_path: Path, failure: Exception) -> None:
+    s3 = FlakyTier()
+    async with works(tmp_path, chosen=settings(durability="staged"), s3=s3) as one:
+        await one.put(5, durability=Durability.STAGED)
+        s3.failure = failure  # type: ignore[assignment]
+        await one.crew.drain_everywhere()
+        assert len(one.blob_files()) == 5, "NVMe does not wait for S3"
+        assert len(one.rooms.staging.dirty_names()) == 5, "what is still due stays in staging"
+        assert sample(one, "kvgw_tier_failures_total", tier="s3", op="put") == 5
+        assert sample(one, "kvgw_outbox_blobs", tier="s3") == 5
+        await one.crew.drain_everywhere()
+        assert len(s3.puts) == 5, "not before its time"
+        pauses = []
+        for _ in range(12):
+            before, waited = len(s3.puts), 0.0
+            while len(s3.puts) == before:
+                one.clock.advance(0.25)
+                waited += 0.25
+                await one.crew.drain_everywhere()
+            pauses.append(waited)
+            one.clock.advance(40.0)  # so that all five are due again
+            await one.crew.drain_everywhere()
+            if len(pauses) == 3:
+                break
+        assert pauses[0] <= 1.0
+        assert max(pauses) <= 90
+        s3.failure = None
+        one.clock.advance(90.0)
+        await one.crew.drain_everywhere()
+        assert len(s3.names) == 5
+        assert one.rooms.staging.dirty_names() == []
+        await one.check()
+
+
+@aio
+async def test_a_lease_outlives_its_write(tmp_path: Path) -> None:
+    assert LEASE_MS > 1000 * WRITE_SECONDS
+    s3 = FlakyTier()
+    async with works(tmp_path, s3=s3) as one:
+        await one.put(1)
+        now_ms = one.rooms.time.now_ms()
+        taken = await one.rooms.catalog.claim_due(one.scope, "s3", now_ms + LEASE_MS, now_ms, 10)
+        await one.crew.drain_everywhere()
+        assert s3.puts == [], "another has it"
+        one.clock.advance(LEASE_MS / 1000 + 0.001)
+        await one.crew.drain_everywhere()
+        assert len(s3.names) == 1, "the other died"
+        assert await one.rooms.catalog.finish_writes(one.scope, taken, one.rooms.time.now_ms()) == set()
+
+
+@aio
+async def test_a_write_whose_source_is_gone_is_given_up(tmp_path: Path) -> None:
+    s3 = FlakyTier()
+    async with works(tmp_path, s3=s3) as one:
+        await one.put(3)
+        for name in one.rooms.staging.dirty_names():
+            one.rooms.staging.drop(name)
+        one.blob_files()[0].unlink()
+        await one.crew.drain_everywhere()
+        assert len(s3.names) == 2, "two could still be read from NVMe"
+        assert await one.rooms.catalog.outbox_length(one.scope) == {}
+        assert len(await one.hits(3)) == 2
+        assert await one.hits(3), "and they go on being served"
+        await one.check()
+
+
+@aio
+async def test_a_chunk_deleted_while_it_is_written_leaves_nothing_behind(tmp_path: Path) -> None:
+    class Slow(FlakyTier):
+        reached = asyncio.Event()
+        go_on = asyncio.Event()
+
+        async def put(self, name: str, sealed: memoryview) -> None:
+            self.reached.set()
+            await self.go_on.wait()
+            await super().put(name, sealed)
+
+    s3 = Slow()
+    async with works(tmp_path, s3=s3) as one:
+        await one.put(1)
+        draining = asyncio.create_task(one.crew.drain_everywhere())
+        await s3.reached.wait()
+        assert await one.client.delete(one.registered, keys_of(1)) == 1
+        await one.crew.sweep_everywhere()
+        s3.go_on.set()
+        await draining
+        one.clock.advance(LEASE_MS / 1000 + 1)
+        await one.crew.sweep_everywhere()
+        assert s3.names == set()
+        assert one.blob_files() == []
+        usage, *_ = await one.rooms.catalog.usage(one.scope)
+        assert (usage.objects, usage.s3_bytes) == (0, 0)
+
+
+# Sweep and expiry
+
+
+@aio
+async def test_a_deletion_takes_the_bytes_from_every_tier(tmp_path: Path) -> None:
+    s3 = FlakyTier()
+    async with works(tmp_path, s3=s3) as one:
+        await one.put(300 // 10, "a")
+        await one.put(5, "b")
+        await one.crew.drain_everywhere()
+        assert await one.client.delete(one.registered, keys_of(30, "a")) == 30
+        assert await one.hits(30, "a") == []
+        await one.crew.sweep_everywhere()
+        assert len(one.blob_files()) == len(s3.names) == 5
+        assert await one.hits(5, "b") == list(range(5))
+        await one.check()
+
+
+@aio
+async def test_a_tier_that_refuses_to_delete_holds_up_no_other(tmp_path: Path) -> None:
+    s3 = FlakyTier()
+    async with works(tmp_path, s3=s3, chunk=4096) as one:
+        await one.put(300)  # more than one batch of the sweep
+        await one.crew.drain_everywhere()
+        await one.client.delete(one.registered, keys_of(300))
+        s3.failure = TierMisconfigured("access denied")
+        await one.crew.sweep_everywhere()
+        assert one.blob_files() == []
+        assert len(s3.names) == 300
+        usage, *_ = await one.rooms.catalog.usage(one.scope)
+        assert usage.objects == 300, "charged until every byte is gone"
+        s3.failure = None
+        await one.crew.sweep_everywhere()
+        assert s3.names == set()
+        usage, *_ = await one.rooms.catalog.usage(one.scope)
+        assert (usage.objects, usage.s3_bytes) == (0, 0)
+
+
+@aio
+async def test_expiry_ends_entries_their_bytes_and_abandoned_reservations(tmp_path: Path) -> None:
+    async with works(tmp_path) as one:
+        await one.put(3, "short", ttl_s=10)
+        await one.put(2, "long", ttl_s=100)
+        assert len(one.blob_files()) == 5
+        one.clock.advance(9.999)
+        assert await one.crew.sweep.expire(one.scope) == 0
+        one.clock.advance(0.001)
+        assert await one.crew.sweep.expire(one.scope) == 3
+        await one.crew.sweep_everywhere()
+        assert len(one.blob_files()) == 2
+        assert sample(one, "kvgw_ended_entries_total", reason="expired") == 3
+        await one.check()
+
+
+# Orphans
+
+
+def stray(one: Works, count: int, start: int = 0) -> list[str]:
+    """Put blobs without a row into the NVMe folder, as a crash between bytes and pointer would; their names."""
+    names = [blob_name(one.scope.namespace, (start + number).to_bytes(16, "big")) for number in range(count)]
+    for name in names:
+        path = one.gateway.folder / "nvme" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"orphan")
+    return names
+
+
+async def look(one: Works) -> OrphanReport:
+    await one.crew.look_for_orphans()
+    return one.crew.orphan_reports["nvme"]
+
+
+@aio
+async def test_an_orphan_is_deleted_when_seen_twice_a_grace_apart(tmp_path: Path) -> None:
+    async with works(tmp_path) as one:
+        await one.put(3)
+        stray(one, 2)
+        first = await look(one)
+        assert (first.seen, first.deleted, first.waiting, first.refused) == (5, 0, 2, "")
+        one.clock.advance(99.0)
+        assert (await look(one)).deleted == 0, "the grace is not over"
+        stray(one, 1, start=100)
+        one.clock.advance(1.0)
+        third = await look(one)
+        assert (third.deleted, third.waiting) == (2, 1), "the third orphan was seen once"
+        assert await one.hits(3) == [0, 1, 2]
+        assert len(one.blob_files()) == 4
+
+
+@aio
+async def test_a_blob_that_got_its_row_meanwhile_is_no_orphan(tmp_path: Path) -> None:
+    async with works(tmp_path) as one:
+        await one.put(1)
+        (blob,) = one.blob_files()
+        moved = blob.rename(tmp_path / "aside")
+        assert (await look(one)).waiting == 0
+        moved.rename(blob)
+        one.clock.advance(1000.0)
+        assert (await look(one)).waiting == 0
+
+
+@aio
+async def test_an_orphan_that_vanished_starts_anew_when_it_comes_back(tmp_path: Path) -> None:
+    async with works(tmp_path) as one:
+        stray(one, 1)
+        await look(one)
+        one.blob_files()[0].unlink()
+        one.clock.advance(200.0)
+        await look(one)
+        stray(one, 1)
+        assert (await look(one)).deleted == 0
+
+
+@aio
+async def test_S14_orphans_of_an_implausible_mass_are_not_believed(tmp_path: Path) -> None:
+    async with works(tmp_path, chunk=4096) as one:
+        await one.put(10)
+        stray(one, IMPLAUSIBLE_COUNT)
+        await look(one)
+        stray(one, 1, start=1000)
+        one.clock.advance(1000.0)
+        report = await look(one)
+        assert report.deleted == 0
+        assert report.waiting == IMPLAUSIBLE_COUNT + 1
+        assert "51 of 61 blobs in nvme have no row" in report.refused
+        assert "nothing is deleted" in report.refused
+        assert len(one.blob_files()) == 10 + IMPLAUSIBLE_COUNT + 1
+
+
+@aio
+async def test_a_large_share_is_what_counts_in_a_large_tier(tmp_path: Path) -> None:
+    async with works(tmp_path, chunk=4096) as one:
+        await one.put(260)
+        stray(one, 60)  # of 320: below a fifth
+        assert (await look(one)).refused == ""
+        one.clock.advance(100.0)
+        assert (await look(one)).deleted == 60
+
+
+@aio
+async def test_R13_a_lost_catalog_is_a_cold_cache_that_keeps_its_limit_and_deletes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    capacity, data = 8 * MIB, tmp_path / "data"
+    chosen = settings(capacity=capacity)
+    async with works(data, chosen=chosen) as one:
+        assert await one.put(100) == [STORED] * 100
+        old = one.blob_files()
+    for file in data.glob("catalog.db*"):
+        file.unlink()
+    async with works(data, chosen=chosen) as one:
+        assert await one.hits(100) == [], "a cold cache"
+        assert one.nvme.statistics.used_bytes > 100 * 65_536
+        outcomes = [
+            (await one.client.put(one.registered, [b"new-%d" % number], [b"x" * one.registered.chunk_bytes])).outcomes[
+                0
+            ]
+            for number in range(30)
+        ]
+        assert STORED in outcomes
+        assert sum(file.stat().st_size for file in one.blob_files()) <= capacity
+        for _ in range(2):
+            one.clock.advance(1000.0)
+            await one.crew.look_for_orphans()
+        assert set(old) <= set(one.blob_files())
+        told = [record.message for record in caplog.records if "lost or foreign catalog" in record.message]
+        assert len(told) == 1, "said once"
+
+
+# Eviction
+
+
+@aio
+async def test_R33_eviction_goes_from_the_high_to_the_low_water_mark(tmp_path: Path) -> None:
+    capacity = 4 * MIB
+    async with works(tmp_path, chosen=settings(capacity=capacity)) as one:
+        number = 0
+        while one.nvme.statistics.used_bytes <= HIGH_WATER * capacity:
+            assert await one.crew.eviction.make_room([one.scope]) == 0  # type: ignore[union-attr]
+            await one.put(1, f"k{number}")
+            number += 1
+            one.clock.advance(1.0)
+        before = one.nvme.statistics.used_bytes
+        await one.crew.evict()
+        await one.crew.sweep_everywhere()
+        used = one.nvme.statistics.used_bytes
+        assert LOW_WATER * capacity - 70_000 < used <= LOW_WATER * capacity < before
+        alive = [at for at in range(number) if await one.hits(1, f"k{at}")]
+        assert alive == list(range(number - len(alive), number)), "the longest unused went"
+        assert sample(one, "kvgw_ended_entries_total", reason="evicted") == number - len(alive)
+        await one.check()
+
+
+@aio
+async def test_eviction_does_not_give_up_more_while_the_disk_refuses_to_delete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capacity = 4 * MIB
+    async with works(tmp_path, chosen=settings(capacity=capacity)) as one:
+        await one.put(60)
+
+        async def refuse(names: object) -> None:
+            raise TierUnavailable("the disk does not delete")
+
+        monkeypatch.setattr(one.rooms.tiers["nvme"], "delete", refuse)
+        await one.crew.evict()
+        _, left, *_ = await one.rooms.catalog.usage(one.scope)
+        assert 40 < left < 60
+        for _ in range(5):
+            await one.crew.evict()
+        assert (await one.rooms.catalog.usage(one.scope))[1] == left
+
+
+@aio
+async def test_what_s3_has_stays_readable_after_eviction(tmp_path: Path) -> None:
+    s3 = FlakyTier()
+    async with works(tmp_path, chosen=settings(capacity=4 * MIB), s3=s3) as one:
+        await one.put(60)
+        await one.crew.drain_everywhere()
+        await one.crew.evict()
+        await one.crew.sweep_everywhere()
+        assert len(one.blob_files()) < 60
+        for name in s3.names:
+            one.rooms.staging.drop(name)
+        assert await one.hits(60) == list(range(60))
+
+
+@pytest.mark.timeout(240)
+@aio
+async def test_R05_eviction_and_reads_live_with_deletions_behind_the_gateways_back(tmp_path: Path) -> None:
+    async with works(tmp_path, chosen=settings(capacity=20 * MIB), chunk=MIB) as one:
+        assert await one.put(15, "old") == [STORED] * 15
+        files = one.blob_files()
+        for file in files[::2]:
+            file.unlink()
+        shutil.rmtree(one.blob_files()[0].parent)
+        one.forget_staging()
+        for file in files:
+            one.rooms.staging.drop("/".join(file.parts[-4:]))
+        stop = asyncio.Event()
+
+        async def reader() -> None:
+            while not stop.is_set():
+                await one.hits(15, "old")
+
+        readers = [asyncio.create_task(reader()) for _ in range(4)]
+        try:
+            for number in range(30):
+                assert await one.put(1, f"new{number}") == [STORED]
+                await one.crew.evict()
+                await one.crew.sweep_everywhere()
+                one.clock.advance(1.0)
+        finally:
+            stop.set()
+            await asyncio.gather(*readers)
+        await one.crew.sweep_everywhere()
+        refused = sum(
+            sample(one, "kvgw_refused_blobs_total", tier="nvme", check=check)
+            for check in ("BlobMissing", "BlobDamaged", "tag", "length", "header", "commitment", "root")
+        )
+        assert refused == sample(one, "kvgw_refused_blobs_total", tier="nvme", check="BlobMissing")
+        assert 1 <= refused <= 9, "one counted event for each lost blob"
+        assert await one.hits(1, "new29") == [0]
+        await one.check()
+
+
+# The crew
+
+
+@aio
+async def test_one_jobs_bug_does_not_end_the_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with works(tmp_path) as one:
+        beaten = asyncio.Event()
+
+        async def broken() -> None:
+            raise KeyError("a bug")
+
+        async def beat() -> None:
+            beaten.set()
+
+        one.crew.evict = broken  # type: ignore[method-assign]
+        one.crew.heartbeat = beat  # type: ignore[method-assign]
+        running = asyncio.create_task(one.crew.run())
+        while sample(one, "kvgw_maintenance_failures_total", job="evict") < 2 or not beaten.is_set():
+            one.clock.advance(1.0)
+            await asyncio.sleep(0)
+        assert not running.done()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert "the job evict failed in an unforeseen way" in caplog.text
+
+
+@aio
+async def test_a_failure_that_lasts_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with works(tmp_path) as one:
+
+        async def failing() -> None:
+            raise TierUnavailable("the tier is away")
+
+        for _ in range(3):
+            await one.crew._attempt("job", failing)
+        assert sample(one, "kvgw_maintenance_failures_total", job="job") == 3
+        assert [record.message for record in caplog.records] == [
+            "the job job failed and is tried again: the tier is away"
+        ]
