@@ -131,7 +131,11 @@ class MaintenanceSettings(Struct, frozen=True, forbid_unknown_fields=True):
     sweep_seconds: Annotated[Seconds, Meta(description="Between two sweeps of what expired or was deleted.")] = 10.0
     evict_seconds: Annotated[Seconds, Meta(description="Between two looks at the room on disk.")] = 2.0
     orphans_seconds: Annotated[Seconds, Meta(description="Between two looks for blobs without a row.")] = 600.0
-    heartbeat_seconds: Annotated[Seconds, Meta(description="Between two heartbeats.")] = 5.0
+    heartbeat_seconds: Annotated[
+        float,
+        Meta(ge=0.05, le=5.0, description="Between two heartbeats; without any for 10 s a gateway stores nothing."),
+    ] = 5.0
+    reach_seconds: Annotated[Seconds, Meta(description="Between two looks whether S3 answers.")] = 15.0
     nvme_orphan_grace_seconds: Annotated[
         Seconds, Meta(description="A blob on disk must lack a row for so long; above the longest PUT deadline.")
     ] = 300.0

@@ -118,7 +118,7 @@ def _describe(
     for row in rows:
         if row.state == "ok" and (row.tier == "s3" or row.node == node.node):
             readable.setdefault(row.blob_id, set()).add(row.tier)
-    taken = set(claimed)
+    found = {(row.blob_id, row.tier, row.node): row for row in rows}
     return [
         DueWrite(
             scope,
@@ -130,8 +130,7 @@ def _describe(
             row.attempts,
             frozenset(readable.get(row.blob_id, ())),
         )
-        for row in rows
-        if (row.blob_id, row.tier, row.node) in taken
+        for row in map(found.__getitem__, claimed)
     ]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, bindparam, or_, select, update
+from sqlalchemy import BigInteger, Connection, bindparam, or_, select, update
 
 from tenancy.errors import NamespaceUnknown
 from tenancy.model import Scope, Usage
@@ -34,19 +34,24 @@ _LOCK = (
     .with_for_update()
 )
 
+# Typed, since a database that infers the type from "<= 0" would take them for 32-bit integers.
+_MORE_BYTES = bindparam("more_bytes", type_=BigInteger)
+_MORE_OBJECTS = bindparam("more_objects", type_=BigInteger)
+_MORE_S3 = bindparam("more_s3", type_=BigInteger)
+
 _ADD = (
     update(quota)
     .where(
         quota.c.tenant_id == bindparam("tenant"),
         or_(quota.c.scope_id == TENANT_SCOPE, quota.c.scope_id == bindparam("namespace")),
-        or_(bindparam("more_bytes") <= 0, quota.c.stored_bytes + bindparam("more_bytes") <= quota.c.limit_bytes),
-        or_(bindparam("more_objects") <= 0, quota.c.objects + bindparam("more_objects") <= quota.c.limit_objects),
-        or_(bindparam("more_s3") <= 0, quota.c.s3_bytes + bindparam("more_s3") <= quota.c.limit_s3_bytes),
+        or_(_MORE_BYTES <= 0, quota.c.stored_bytes + _MORE_BYTES <= quota.c.limit_bytes),
+        or_(_MORE_OBJECTS <= 0, quota.c.objects + _MORE_OBJECTS <= quota.c.limit_objects),
+        or_(_MORE_S3 <= 0, quota.c.s3_bytes + _MORE_S3 <= quota.c.limit_s3_bytes),
     )
     .values(
-        stored_bytes=quota.c.stored_bytes + bindparam("more_bytes"),
-        objects=quota.c.objects + bindparam("more_objects"),
-        s3_bytes=quota.c.s3_bytes + bindparam("more_s3"),
+        stored_bytes=quota.c.stored_bytes + _MORE_BYTES,
+        objects=quota.c.objects + _MORE_OBJECTS,
+        s3_bytes=quota.c.s3_bytes + _MORE_S3,
     )
 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import Connection, bindparam, case, func, literal, select, update
+from sqlalchemy import BigInteger, Connection, bindparam, case, func, literal, select, update
 
 from tenancy import quota
 from tenancy.model import Scope, Usage
@@ -71,7 +71,7 @@ def extend(
     connection: Connection, scope: Scope, format_id: int, entry_keys: Sequence[bytes], ttl_ms: int | None, now_ms: int
 ) -> int:
     """Extend the life of visible entries to now plus `ttl_ms` (None: each entry's own TTL), never shortening it."""
-    until = (entry.c.ttl_ms if ttl_ms is None else literal(ttl_ms)) + now_ms
+    until = (entry.c.ttl_ms if ttl_ms is None else literal(ttl_ms, BigInteger)) + now_ms
     result = connection.execute(
         update(entry)
         .where(

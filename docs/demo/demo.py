@@ -100,14 +100,15 @@ def run_all(model: Path, scratch: Path, progress: Progress) -> Findings:
         gateway.make_namespace("other")
         stored = run_engine("store", model, gateway, work, progress)
         assert isinstance(stored, StoreResult)
+        progress.stage("gateway: stops")
+        gateway.stop()
         progress.stage("search: looks for the KV in the gateway's files")
         searches = [search(work, data)]
-        progress.stage("gateway: restarts")
-        gateway.stop()
+        progress.stage("gateway: starts again")
         gateway.start()
         reused = run_engine("reuse", model, gateway, work, progress)
         assert isinstance(reused, ReuseResult)
-    progress.stage("search: looks again, after the gateway has ended")
+    progress.stage("search: looks again, after the deletion")
     searches.append(search(work, data))
     return Findings(stored, reused, searches)
 

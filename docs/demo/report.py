@@ -55,7 +55,7 @@ class Findings:
         denied = {one.who: one.tokens for one in self.reused.denied}
         leaks = [name for search in self.searches for name in search.found]
         controlled = all(search.control_found for search in self.searches)
-        samples, files = sum(one.samples for one in self.searches), sum(one.files for one in self.searches)
+        samples, files = self.searches[0].samples, " and ".join(str(one.files) for one in self.searches)
         return [
             Claim(
                 "a new process is given the KV of the shared document",
@@ -90,7 +90,7 @@ class Findings:
             Claim(
                 "no file of the data folder holds readable KV",
                 not leaks and controlled,
-                f"{samples} samples, {files} files: {', '.join(leaks) or 'none found'}"
+                f"{samples} samples in {files} files: {', '.join(leaks) or 'none found'}"
                 + ("" if controlled else "; but the search failed its control"),
             ),
             Claim(

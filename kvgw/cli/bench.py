@@ -19,8 +19,10 @@ from kvgw.cli.output import console, error_console, human_bytes, print_table
 from kvgw.endpoint import TcpEndpoint, parse_endpoint
 from kvgw.model import Durability
 
-SPEED: Final = ("system", "op", "batch ", "GB/s ", "p50 ", "p99 ", "of socket ", "× redis ")
-WORK: Final = ("system", "op", "batch ", "server/GB ", "later/GB ", "client/GB ", "server/call ", "of limit ")
+SPEED: Final = ("what", "batch ", "GB/s ", "p50 ", "p99 ", "socket ", "× redis ")
+"""socket: share of what two threads move through one."""
+WORK: Final = ("what", "batch ", "server ", "later ", "client ", "call ", "limit ")
+"""later: the server's, until it was quiet again. limit: share of the server's that its building blocks would need."""
 
 
 def bench(
@@ -142,7 +144,7 @@ def _print(report: Report) -> None:
         ],
     )
     print_table(
-        "Work: CPU seconds for a GB, CPU time for a call; the limit is the building blocks' alone",
+        "Work: CPU seconds for a GB of server and client; the server's CPU time for a call",
         WORK,
         [
             [
@@ -172,8 +174,8 @@ def _print(report: Report) -> None:
 
 
 def _subject(row: Row) -> list[str]:
-    size = f" × {human_bytes(row.chunk_bytes)}".replace(".0 ", " ") if row.chunk_bytes else ""
-    return [row.system, row.op, f"{row.batch}{size}"]
+    size = f"×{human_bytes(row.chunk_bytes)}".replace(".0 ", " ") if row.chunk_bytes else ""
+    return [f"{row.system} {row.op}", f"{row.batch}{size}"]
 
 
 def _ratio(row: Row, redis: Row | None) -> float | None:

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
+from uuid import UUID
 
 import kvgw
 from kvgw.fence import LEASE_SECONDS
@@ -20,6 +21,7 @@ from kvgw.maintenance.sweep import Sweep
 from kvgw.maintenance.writeback import WriteBack
 from storage.errors import StorageError
 from storage.nvme import NvmeState, NvmeTier
+from storage.tier import blob_name
 from tenancy.errors import TenancyError
 from tenancy.model import Scope
 
@@ -27,6 +29,7 @@ log = logging.getLogger("kvgw.maintenance")
 
 BACKLOG_PAUSE_SECONDS: Final = 0.05
 """Work that arrives in a burst is taken up together."""
+NO_BLOB: Final = blob_name(UUID(int=0), bytes(16))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +41,7 @@ class Pace:
     evict: float = 2.0
     orphans: float = 600.0
     heartbeat: float = 5.0
+    reach: float = 15.0
     nvme_orphan_grace: float = 300.0
     s3_orphan_grace: float = 86_400.0
 
@@ -67,12 +71,14 @@ class Crew:
         pace = self._pace
         async with asyncio.TaskGroup() as group:
             group.create_task(self._work_through_backlog())
+            group.create_task(self._attempt("reach", self.reach))
             for name, period, job in (
                 ("outbox", pace.outbox, self.drain_everywhere),
                 ("sweep", pace.sweep, self.sweep_everywhere),
                 ("evict", pace.evict, self.evict),
                 ("orphans", pace.orphans, self.look_for_orphans),
                 ("heartbeat", pace.heartbeat, self.heartbeat),
+                ("reach", pace.reach, self.reach),
             ):
                 group.create_task(self._repeat(name, period, job))
 
@@ -139,6 +145,20 @@ class Crew:
             rooms.metrics.tier_up.labels("nvme").set(space.state is NvmeState.OK)
             if space.state is not NvmeState.OK:
                 self._tell("nvme", f"the NVMe tier takes no writes: {space.reason}")
+
+    async def reach(self) -> None:
+        """Ask S3 for a blob that cannot be, so that an outage is known, and said, before anybody needs it."""
+        tier = self._rooms.tiers.get("s3")
+        if tier is None:
+            return
+        try:
+            await tier.stat([NO_BLOB])
+        except StorageError as error:
+            self._rooms.metrics.tier_up.labels("s3").set(0)
+            self._tell("s3", f"the S3 tier cannot be used now: {error}")
+        else:
+            self._rooms.metrics.tier_up.labels("s3").set(1)
+            self._told.pop("s3", None)
 
     async def _leads(self, job: str, period: float) -> bool:
         """Whether this gateway does a job for all; another takes over when it has not for three periods."""

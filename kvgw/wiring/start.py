@@ -70,6 +70,7 @@ def pace_of(maintenance: MaintenanceSettings) -> Pace:
         evict=maintenance.evict_seconds,
         orphans=maintenance.orphans_seconds,
         heartbeat=maintenance.heartbeat_seconds,
+        reach=maintenance.reach_seconds,
         nvme_orphan_grace=maintenance.nvme_orphan_grace_seconds,
         s3_orphan_grace=maintenance.s3_orphan_grace_seconds,
     )

@@ -98,6 +98,11 @@ class Works:
         assert all(got is None or got == want for got, want in zip(found, expected, strict=True)), "wrong bytes"
         return sorted(hit.index for hit in report.hits)
 
+    async def wait(self, seconds: float) -> None:
+        """Let time pass, with the heartbeat that a gateway has."""
+        self.clock.advance(seconds)
+        await self.crew.heartbeat()
+
     def blob_files(self) -> list[Path]:
         root = Path(self.gateway.settings.nvme.dir or self.gateway.folder / "nvme")
         return sorted((root / "v1").glob("*/??/*"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
@@ -11,9 +10,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -22,7 +22,7 @@ from kvgw.bench.content import Content
 from kvgw.bench.gateway import GatewayAnnounced, peer_pid
 from kvgw.bench.plan import MIB, BenchError, Case, Limit, Options, Report, Sample
 from kvgw.bench.processes import child, cpu_seconds
-from kvgw.bench.protocol import Done, MeasureLimits
+from kvgw.bench.protocol import Done
 from kvgw.bench.redis import find_redis
 from kvgw.bench.report import median_limits, percentile, rows
 from kvgw.bench.resp import AHEAD_BYTES, Resp
@@ -132,8 +132,7 @@ def test_killed_its_gateway_and_clients_end_themselves(tmp_path: Path) -> None:
     until(lambda: left_running(tmp_path) == [])
 
 
-def until(reached: object, within_s: float = 40.0) -> None:
-    assert callable(reached)
+def until(reached: Callable[[], bool], within_s: float = 40.0) -> None:
     deadline = time.monotonic() + within_s
     while not reached():
         assert time.monotonic() < deadline, f"not reached within {within_s} s"
@@ -155,9 +154,9 @@ def until(reached: object, within_s: float = 40.0) -> None:
         ({"durability": Durability.S3}, "--endpoint"),
     ],
 )
-def test_options_that_cannot_be_name_themselves(wrong: dict[str, object], named: str) -> None:
+def test_options_that_cannot_be_name_themselves(wrong: dict[str, Any], named: str) -> None:
     with pytest.raises(BenchError, match=named):
-        msgspec.convert(wrong, Options)
+        Options(**wrong)
 
 
 def test_cases_follow_the_lengths() -> None:
@@ -329,15 +328,12 @@ def test_the_process_behind_a_socket(tmp_path: Path) -> None:
 @aio
 async def test_a_child_that_fails_or_is_silent_is_named() -> None:
     async with child("client 7", "kvgw.bench.worker") as process:
-        with pytest.raises(BenchError, match="client 7 .* did not answer within"):
+        with pytest.raises(BenchError, match=r"client 7 .* did not answer within"):
             await process.hear(Done, 0.01)
         process.tell(GatewayAnnounced("no command", None))
-        with pytest.raises(BenchError, match="client 7 .* ended with exit code 1"):
+        with pytest.raises(BenchError, match=r"client 7 .* ended with exit code 1"):
             await process.hear(Done, 20)
     async with child("client 8", "kvgw.bench.worker") as process:
-        process.tell(MeasureLimits("unix"))
-        with pytest.raises(msgspec.ValidationError):
-            await process.hear(Done, 20)
         pid = process.pid
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
@@ -384,7 +380,7 @@ def test_the_worker_ends_with_its_input() -> None:
     assert run.returncode == 0
 
 
-def test_the_event_loop_is_free_of_children_of_a_failed_start(tmp_path: Path) -> None:
+def test_no_gateway_at_the_endpoint_is_said(tmp_path: Path) -> None:
     world = tmp_path / "tmp"
     world.mkdir()
     run = subprocess.run(
@@ -394,4 +390,3 @@ def test_the_event_loop_is_free_of_children_of_a_failed_start(tmp_path: Path) ->
     assert run.returncode == 1
     assert "no gateway answers" in run.stderr
     assert left_running(world) == []
-    assert asyncio.all_tasks is not None

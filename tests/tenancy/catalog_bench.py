@@ -43,6 +43,9 @@ class Backend(Protocol):
 
     async def transact(self, body: Callable[[Connection], Any]) -> Any: ...
 
+    async def gather_statistics(self) -> None:
+        """What a database does by itself after a while, so that it plans for the rows that there are."""
+
 
 def name(text: str) -> bytes:
     """An entry key, content id or the like, of 32 bytes."""

@@ -398,6 +398,7 @@ class CatalogContract(BenchSuite):
     async def statements_for(self, bench: Bench, count: int) -> dict[str, int]:
         """How many statements each step of the life of a batch of `count` keys takes."""
         catalog = bench.backend.catalog(HERE)
+        await bench.backend.gather_statistics()
         keys = [f"{count}/{index}" for index in range(count)]
         names = [name(key) for key in keys]
         batch = bench.batch(keys, label_macs=(name("x"), name("y")))

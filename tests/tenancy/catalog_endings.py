@@ -10,6 +10,7 @@ from tests.support.aio import aio
 from tests.tenancy.catalog_bench import (
     AFTER_RESTART,
     ELSEWHERE,
+    HERE,
     NOW,
     SEALED,
     TTL,
@@ -147,9 +148,10 @@ class CatalogEndings(BenchSuite):
             lost = await bench.put("staged", durability="staged")
             await bench.put("kept", durability="nvme")
             await bench.put("theirs", durability="staged", node=ELSEWHERE)
-            assert (await bench.catalog.lose_unplaced(bench.scope, [bench.catalog.node.boot], NOW))[0] == 0, "this run's own staging is alive"
-            restarted = bench.on(AFTER_RESTART)
-            assert await restarted.lose_unplaced(bench.scope, [restarted.node.boot], NOW) == (1, [lost.blobs["staged"]])
+            alive = [HERE.boot, ELSEWHERE.boot]
+            assert (await bench.catalog.lose_unplaced(bench.scope, alive, NOW))[0] == 0, "both stagings are alive"
+            restarted, alive = bench.on(AFTER_RESTART), [AFTER_RESTART.boot, ELSEWHERE.boot]
+            assert await restarted.lose_unplaced(bench.scope, alive, NOW) == (1, [lost.blobs["staged"]])
             assert set(await bench.see("staged", "kept", node=AFTER_RESTART)) == {"kept"}
             assert set(await bench.see("theirs", node=ELSEWHERE)) == {"theirs"}
             assert (await bench.usage()).objects == 3
@@ -173,16 +175,17 @@ class CatalogEndings(BenchSuite):
             due = await bench.claim("s3", lease_ms=1000)
             assert len(due) == 2
             assert await bench.claim("s3") == []
+            assert await bench.claim("s3", node=ELSEWHERE) == [], "that node cannot read the blobs"
             bench.now += 999
-            assert await bench.claim("s3", node=ELSEWHERE) == []
+            assert await bench.claim("s3", node=AFTER_RESTART) == []
             bench.now += 1
-            taken_over = await bench.claim("s3", node=ELSEWHERE)
+            taken_over = await bench.claim("s3", node=AFTER_RESTART)
             assert len(taken_over) == 2
             assert await bench.catalog.finish_writes(bench.scope, due, bench.now) == {one.blob_id for one in due}
             await bench.catalog.postpone_writes(bench.scope, [(one, bench.now) for one in due], bench.now)
             assert await bench.catalog.drop_writes(bench.scope, due, bench.now) == []
             assert await bench.claim("s3") == [], "who lost the claim can neither finish, postpone nor drop it"
-            assert await bench.on(ELSEWHERE).finish_writes(bench.scope, taken_over, bench.now) == set()
+            assert await bench.on(AFTER_RESTART).finish_writes(bench.scope, taken_over, bench.now) == set()
             assert (await bench.see("a"))["a"].on_s3
 
     @aio
@@ -197,11 +200,12 @@ class CatalogEndings(BenchSuite):
     async def test_due_writes_come_in_order_and_up_to_a_limit(self) -> None:
         async with self.bench() as bench:
             blobs = []
-            for key in "abc":
+            for at, key in enumerate("cab"):
+                bench.now = NOW + 10 - at
                 blobs.append((await bench.put(key)).blobs[key])
-                bench.now += 1
-            assert [one.blob_id for one in await bench.claim("s3", limit=2)] == blobs[:2]
-            assert [one.blob_id for one in await bench.claim("s3", limit=2)] == blobs[2:]
+            bench.now = NOW + 10
+            assert [one.blob_id for one in await bench.claim("s3", limit=2)] == [blobs[2], blobs[1]]
+            assert [one.blob_id for one in await bench.claim("s3", limit=2)] == [blobs[0]]
 
     @aio
     async def test_a_postponed_write_waits_and_counts_its_attempts(self) -> None:

@@ -35,6 +35,9 @@ class PostgresBackend:
     async def transact(self, body: Callable[[Connection], Any]) -> Any:
         return await self._superuser.write(body)
 
+    async def gather_statistics(self) -> None:
+        await self._superuser.write(lambda connection: connection.exec_driver_sql("ANALYZE"))
+
 
 @asynccontextmanager
 async def postgres_backend(server: Postgres, database: str) -> AsyncIterator[Backend]:

@@ -33,6 +33,9 @@ class SqliteBackend:
     async def transact(self, body: Callable[[Connection], Any]) -> Any:
         return await self._database.write(body)
 
+    async def gather_statistics(self) -> None:
+        await self._database.write(lambda connection: connection.exec_driver_sql("ANALYZE"))
+
 
 @asynccontextmanager
 async def sqlite_backend(file: Path) -> AsyncIterator[Backend]:
