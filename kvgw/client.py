@@ -25,8 +25,9 @@ from kvgw.checks import (
     one_namespace,
     writable,
 )
-from kvgw.endpoint import parse_endpoint
-from kvgw.errors import Code, KvgwError, Outage, RequestRefused
+from kvgw.endpoint import TcpEndpoint, parse_endpoint
+from kvgw.errors import Code, FormatError, KvgwError, Outage, RequestRefused
+from kvgw.fleet import FleetTransport
 from kvgw.kvformat import KVFormat
 from kvgw.model import (
     DeleteReply,
@@ -48,6 +49,7 @@ from kvgw.model import (
 )
 from kvgw.reports import GetReport, Match, PutReport, Registered, Touched
 from kvgw.runtime import Clock, Rng, SystemClock, SystemRng
+from kvgw.tls import client_context
 from kvgw.transport import SocketTransport, Transport
 
 Result = TypeVar("Result")
@@ -269,9 +271,26 @@ class Client:
         return deadline(default if given is None else given)
 
 
-def connect(endpoint: str, *, token: str | None = None, options: ClientOptions | None = None) -> Client:
-    """A client of the gateway at ``unix:/path`` or ``tcp:host:port``; it connects on its first call.
+def connect(
+    endpoints: str | Sequence[str],
+    *,
+    token: str | None = None,
+    ca_file: str | None = None,
+    options: ClientOptions | None = None,
+) -> Client:
+    """A client of the gateway at ``unix:/path``, ``tls:host:port`` or ``tcp:host:port``; it connects on its first call.
 
-    Over a Unix socket the gateway's own user needs no token.
+    Of several gateways of one catalog, each prefix is served by one, and by the next when that one does not answer.
+    Over a Unix socket the gateway's own user needs no token. `ca_file`: authorities for ``tls:``; None: the system's.
     """
-    return Client(SocketTransport(parse_endpoint(endpoint), token), options)
+    chosen = [endpoints] if isinstance(endpoints, str) else list(endpoints)
+    if not chosen:
+        raise FormatError("connect needs at least one endpoint")
+    options = options or ClientOptions()
+    parsed = [parse_endpoint(text) for text in chosen]
+    encrypted = any(isinstance(endpoint, TcpEndpoint) and endpoint.encrypted for endpoint in parsed)
+    context = client_context(ca_file) if encrypted else None
+    members = [(str(endpoint), SocketTransport(endpoint, token, tls=context)) for endpoint in parsed]
+    if len(members) == 1:
+        return Client(members[0][1], options)
+    return Client(FleetTransport(members, options.breaker, SystemClock(), SystemRng()), options)

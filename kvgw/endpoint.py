@@ -1,4 +1,4 @@
-"""Endpoints: where a gateway listens, written as ``unix:/path`` or ``tcp:host:port``."""
+"""Endpoints: where a gateway listens, written as ``unix:/path``, ``tls:host:port`` or ``tcp:host:port``."""
 
 from __future__ import annotations
 
@@ -27,10 +27,12 @@ class TcpEndpoint:
 
     host: str
     port: int
+    encrypted: bool = False
+    """Inside TLS."""
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"tcp:{host}:{self.port}"
+        return f"{'tls' if self.encrypted else 'tcp'}:{host}:{self.port}"
 
 
 Endpoint = UnixEndpoint | TcpEndpoint
@@ -41,12 +43,12 @@ def parse_endpoint(text: str) -> Endpoint:
     scheme, _, rest = text.partition(":")
     if scheme == "unix" and rest:
         return UnixEndpoint(check_socket_path(rest))
-    if scheme == "tcp":
+    if scheme in ("tcp", "tls"):
         host, _, port = rest.rpartition(":")
         host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
         if host and port.isascii() and port.isdigit() and 0 <= int(port) < 65536:
-            return TcpEndpoint(host, int(port))
-    raise RequestRefused(f"{text!r} is not an endpoint: write unix:/path/to/kvgw.sock or tcp:host:port")
+            return TcpEndpoint(host, int(port), encrypted=scheme == "tls")
+    raise RequestRefused(f"{text!r} is not an endpoint: write unix:/path/to/kvgw.sock, tls:host:port or tcp:host:port")
 
 
 def check_socket_path(path: str) -> str:

@@ -1,49 +1,31 @@
-"""A socket that sends and receives frames without hidden copies.
-
-Payloads are received straight into their destination, and sent from where they lie, with the event loop's socket calls
-(asyncio's transports copy a large backlog several times on Python 3.11).
-"""
+"""Frames over a channel, without hidden copies: payloads go straight into their place, and from where they lie."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import socket
 from typing import Final
 
 from msgspec import Struct
 
 from kvgw import wire
+from kvgw.channel import Channel, ConnectionEnded
 from kvgw.errors import RequestRefused
 from kvgw.wire import Frame, Kind
 
 _EMPTY: Final = memoryview(b"")
 
 
-class ConnectionEnded(Exception):
-    """The peer closed the connection, or the network did."""
-
-
 class FrameStream:
-    """Frames over a connected, non-blocking stream socket. One task sends and one receives at a time."""
+    """Sends and receives frames. One task sends and one receives at a time."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        self._socket = sock
-        self._loop = asyncio.get_running_loop()
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
         self._prefix = bytearray(wire.PREFIX.size)
-        if sock.family in (socket.AF_INET, socket.AF_INET6):
-            # Without it a small frame behind a large one waits for the peer's delayed acknowledgement.
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
     async def receive_into(self, target: memoryview) -> None:
         """Fill `target` from the connection. Raises `ConnectionEnded` when it ends before."""
         at = 0
         while at < len(target):
-            try:
-                count = await self._loop.sock_recv_into(self._socket, target[at:])
-            except OSError as error:
-                raise ConnectionEnded(str(error)) from error
+            count = await self._channel.receive_some(target[at:])
             if count == 0:
                 raise ConnectionEnded("ended in the middle of a frame" if at else "ended")
             at += count
@@ -76,30 +58,12 @@ class FrameStream:
         if len(header) > wire.HEADER_BYTES_MAX:
             raise RequestRefused(f"a header of {len(header)} bytes is over the limit of {wire.HEADER_BYTES_MAX}")
         frame = Frame(kind, request_id, len(header), index, offset, len(payload))
-        head = wire.encode_prefix(frame) + header
-        try:
-            sent = self._send_now(head, payload)
-            if sent < len(head):
-                await self._loop.sock_sendall(self._socket, head[sent:])
-                sent = len(head)
-            if sent < len(head) + len(payload):
-                await self._loop.sock_sendall(self._socket, payload[sent - len(head) :])
-        except OSError as error:
-            raise ConnectionEnded(str(error)) from error
-
-    def _send_now(self, head: bytes, payload: memoryview) -> int:
-        """Send what the socket takes at once: for small frames that is all, in one system call."""
-        try:
-            return self._socket.sendmsg([head, payload])
-        except (BlockingIOError, InterruptedError):
-            return 0
+        await self._channel.send(wire.encode_prefix(frame) + header, payload)
 
     def close(self) -> None:
         """Close the connection; a second call does nothing."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
+        self._channel.close()
 
     def abandon(self) -> None:
         """Give up the descriptor without ending the connection: another process still owns it."""
-        self._socket.close()
+        self._channel.abandon()

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
+import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Final, Protocol, TypeVar
 
 from kvgw import wire
-from kvgw.endpoint import Endpoint, UnixEndpoint
+from kvgw.channel import ConnectionEnded
+from kvgw.dial import dial
+from kvgw.endpoint import Endpoint
 from kvgw.errors import Outage, RequestRefused
 from kvgw.model import GetReply, GetRequest, PutReply, PutRequest, Question
-from kvgw.stream import ConnectionEnded, FrameStream
+from kvgw.stream import FrameStream
 from kvgw.wire import Failure, Frame, Kind, Wanted, Welcome
 
 Answer = TypeVar("Answer")
@@ -53,9 +55,18 @@ class Transport(Protocol):
 class SocketTransport:
     """Reaches a gateway over its Unix socket or TCP port. Connects on first use, and again whenever it has to."""
 
-    def __init__(self, endpoint: Endpoint, token: str | None, connections: int = CONNECTIONS_DEFAULT) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        token: str | None,
+        *,
+        tls: ssl.SSLContext | None = None,
+        connections: int = CONNECTIONS_DEFAULT,
+    ) -> None:
+        """`tls`: needed where the endpoint is encrypted, unused where it is not."""
         self._endpoint = endpoint
         self._token = token
+        self._tls = tls
         self._free: deque[FrameStream] = deque()
         self._limit = asyncio.Semaphore(connections)
         self._process = os.getpid()
@@ -135,7 +146,7 @@ class SocketTransport:
             self._free.append(stream)
 
     async def _connect(self) -> FrameStream:
-        stream = FrameStream(await _open_socket(self._endpoint))
+        stream = FrameStream(await dial(self._endpoint, self._tls))
         try:
             await stream.send(Kind.HELLO, 0, wire.Hello(wire.VERSIONS, "kvgw-python", self._token))
             frame, header = await _receive(stream)
@@ -222,32 +233,6 @@ def _decoded(header: bytes, kind: type[Answer]) -> Answer:
         return wire.decode(header, kind)
     except RequestRefused as error:
         raise wire.broken(f"went out of step: {error}") from error
-
-
-async def _open_socket(endpoint: Endpoint) -> socket.socket:
-    loop = asyncio.get_running_loop()
-    try:
-        if isinstance(endpoint, UnixEndpoint):
-            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            sock.setblocking(False)
-            try:
-                await loop.sock_connect(sock, endpoint.path)
-            except BaseException:
-                sock.close()
-                raise
-            return sock
-        found = await loop.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
-        family, kind, protocol, _, address = found[0]
-        sock = socket.socket(family, kind, protocol)
-        sock.setblocking(False)
-        try:
-            await loop.sock_connect(sock, address)
-        except BaseException:
-            sock.close()
-            raise
-    except OSError as error:
-        raise Outage(f"no gateway answers at {endpoint}: {error.strerror or error}") from error
-    return sock
 
 
 def _zero(into: Sequence[memoryview], indices: set[int]) -> None:

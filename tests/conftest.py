@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.postgres import Postgres, installation
+from tests.support.postgres import Postgres
 from tests.support.seaweed import S3Server, Seaweed, given_s3, weed_binary
 
 

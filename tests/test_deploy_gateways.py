@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.deployment import GATEWAYS, ROOT, SERVICES, succeeds
+from tests.support.deployment import GATEWAYS, ROOT, SERVICES, succeeds, surroundings
 from tests.support.postgres import Postgres, installation
 from tests.support.seaweed import S3Server, free_ports
 
@@ -77,8 +76,6 @@ def test_the_gateways_start_as_they_are_configured(migrated: Postgres, seaweed: 
     (tmp_path / "minio-password").write_text(seaweed.secret_key)
     for name in ("kvgw", "keys"):
         (tmp_path / name).mkdir()
-    with seaweed.client() as client:
-        client.create_bucket(Bucket="kvgw") if seaweed.bucket != "kvgw" else None
     places = {
         "@db:5432": f"@127.0.0.1:{migrated.port}",
         "/run/secrets": str(tmp_path),
@@ -91,15 +88,14 @@ def test_the_gateways_start_as_they_are_configured(migrated: Postgres, seaweed: 
     main = [sys.executable, "-c", "from kvgw.cli import main; main()"]
     succeeds(*main, *SERVICES["keys"]["command"], **on_this_machine("keys", places), KVGW_DATA=str(tmp_path / "none"))
     assert not (tmp_path / "none").exists()
-    printed: list[str] = []
     with ExitStack() as stack:
         for name, service in GATEWAYS.items():
             http = free_ports("http")["http"]
             given = on_this_machine(name, places | {"0.0.0.0:8471": f"127.0.0.1:{http}"})
             log = stack.enter_context((tmp_path / f"{name}.log").open("w+"))
-            data = {"KVGW_DATA": str(tmp_path / name)}
+            own = {"KVGW_DATA": str(tmp_path / name), "KVGW__S3__BUCKET": seaweed.bucket}
             process = subprocess.Popen(
-                [*main, *service["command"]], env=os.environ | given | data, stdout=log, stderr=log
+                [*main, *service["command"]], env=surroundings(given | own), stdout=log, stderr=log
             )
             stack.callback(process.wait, 30)
             stack.callback(process.terminate)

@@ -24,11 +24,13 @@ GATEWAY_HALF = frozenset(
         "datadir",
         "embedded",
         "examine",
+        "fence",
         "gateway",
         "maintenance",
         "metrics",
         "server",
         "settings",
+        "sharedkeys",
         "wiring",
     }
 )

@@ -18,16 +18,17 @@ from pathlib import Path
 import msgspec
 import torch
 from corpus import QUESTIONS, prompts
-from messages import Denied, Message, Reused, ReuseResult, Stage, Stored, StoreResult
+from messages import Denied, Message, Reused, ReuseResult, Round, Stage, Stored, StoreResult
 from plaintext import write_samples
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 import kvgw
-from kvgw.engines.transformers import KVReuse, ModelIdentity
+from kvgw.engines.transformers import KVReuse, ModelIdentity, Restored
 
 MODEL_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 ANSWER_TOKENS = 32
+ROUNDS = 3
 
 OPTIONS = kvgw.ClientOptions(read_deadline_s=60.0, write_deadline_s=60.0, on_error="raise")
 """Patient, and never taking an outage for a miss: a miss is what the demo looks for."""
@@ -120,25 +121,29 @@ async def reuse_all(engine: Engine) -> ReuseResult:
 
 
 async def ask_both_ways(engine: Engine, ids: Sequence[int]) -> Reused:
-    started = time.perf_counter()
-    restored = await engine.reuse.restore(ids)
-    restore_s = time.perf_counter() - started
-    first = first_token(engine, ids, restored.cache)
-    ttft_s = time.perf_counter() - started
-    tokens = answer(engine, ids, first, restored.cache)
+    """Ask `ROUNDS` times with reuse and once, as that takes long, without; the first round goes on to answer."""
+    done = [await ask_with_reuse(engine, ids) for _ in range(ROUNDS)]
+    first_round, restored = done[0]
+    tokens = answer(engine, ids, first_round.first_token, restored.cache)
     started = time.perf_counter()
     cold = first_token(engine, ids, DynamicCache())
     return Reused(
         prompt_tokens=len(ids),
         matched_tokens=restored.tokens,
-        tiers=list(restored.tiers),
         payload_bytes=restored.payload_bytes,
         cold_first_token=cold,
         cold_ttft_s=time.perf_counter() - started,
-        restore_s=restore_s,
-        ttft_s=ttft_s,
+        rounds=[one for one, _ in done],
         answer=tokens,
     )
+
+
+async def ask_with_reuse(engine: Engine, ids: Sequence[int]) -> tuple[Round, Restored]:
+    started = time.perf_counter()
+    restored = await engine.reuse.restore(ids)
+    restore_s = time.perf_counter() - started
+    first = first_token(engine, ids, restored.cache)
+    return Round(restore_s, time.perf_counter() - started, first, list(restored.tiers)), restored
 
 
 async def ask_as_others(engine: Engine, ids: Sequence[int]) -> list[Denied]:

@@ -29,19 +29,31 @@ class StoreResult(Struct, frozen=True, tag="stored"):
     prompts: list[Stored]
 
 
-class Reused(Struct, frozen=True):
-    """One prompt that process B answered twice: from the first token on, and with what the gateway had."""
+class Round(Struct, frozen=True):
+    """The way to the first token with reuse, once."""
 
-    prompt_tokens: int
-    matched_tokens: int
-    tiers: list[str]
-    payload_bytes: int
-    cold_first_token: int
-    cold_ttft_s: float
     restore_s: float
     """The part of `ttft_s` before the rest of the prompt is computed: match, read and copy."""
     ttft_s: float
+    first_token: int
+    tiers: list[str]
+
+
+class Reused(Struct, frozen=True):
+    """One prompt that process B answered: from the first token on, and with what the gateway had."""
+
+    prompt_tokens: int
+    matched_tokens: int
+    payload_bytes: int
+    cold_first_token: int
+    cold_ttft_s: float
+    rounds: list[Round]
     answer: list[int]
+
+    @property
+    def median(self) -> Round:
+        """The round in the middle, by time to the first token."""
+        return sorted(self.rounds, key=lambda one: one.ttft_s)[len(self.rounds) // 2]
 
 
 class Denied(Struct, frozen=True):

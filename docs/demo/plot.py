@@ -21,14 +21,15 @@ def draw(findings: Findings, file: Path) -> None:
     places = range(len(prompts))
     figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
     without = [one.cold_ttft_s for one in prompts]
-    restore = [one.restore_s for one in prompts]
-    rest = [one.ttft_s - one.restore_s for one in prompts]
+    medians = [one.median for one in prompts]
+    restore = [one.restore_s for one in medians]
+    rest = [one.ttft_s - one.restore_s for one in medians]
     left, right = [at - _BAR / 2 for at in places], [at + _BAR / 2 for at in places]
     bars = axes.bar(left, without, _BAR, color=_WITHOUT, label="without reuse: compute the whole prompt")
     axes.bar_label(bars, fmt="%.2f s", padding=2)
     axes.bar(right, restore, _BAR, color=_RESTORE, label="with reuse: match, read and copy the KV")
     bars = axes.bar(right, rest, _BAR, bottom=restore, color=_REST, label="with reuse: compute the rest")
-    axes.bar_label(bars, labels=[f"{one.ttft_s:.2f} s" for one in prompts], padding=2)
+    axes.bar_label(bars, labels=[f"{one.ttft_s:.2f} s" for one in medians], padding=2)
     axes.set_xticks(
         list(places),
         [

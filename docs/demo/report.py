@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 import msgspec
 from corpus import QUESTIONS
-from messages import ReuseResult, StoreResult
+from messages import Reused, ReuseResult, Stored, StoreResult
 from plaintext import Search
 from rich.console import Console
 from rich.table import Table
@@ -36,23 +36,22 @@ class Findings:
 
     @property
     def cold_s(self) -> float:
-        """Median time to the first token without reuse, in seconds."""
+        """Time to the first token without reuse, in seconds: the median of the questions."""
         return statistics.median(one.cold_ttft_s for one in self.reused.prompts)
 
     @property
     def warm_s(self) -> float:
-        """Median time to the first token with reuse, in seconds."""
-        return statistics.median(one.ttft_s for one in self.reused.prompts)
+        """The same with reuse, where a question's time is the median of its rounds."""
+        return statistics.median(one.median.ttft_s for one in self.reused.prompts)
 
     def claims(self) -> list[Claim]:
         """The demo has succeeded when every one of them held."""
         pairs = list(zip(self.stored.prompts, self.reused.prompts, strict=True))
-        same = sum(
-            before.answer == after.answer and before.answer[0] == after.cold_first_token for before, after in pairs
-        )
+        same = sum(_same_tokens(before, after) for before, after in pairs)
         share = self.warm_s / self.cold_s
-        first = self.reused.prompts[0]
+        tiers = self.reused.prompts[0].rounds[0].tiers
         denied = {one.who: one.tokens for one in self.reused.denied}
+        neighbour = denied.pop("namespace")
         leaks = [name for search in self.searches for name in search.found]
         controlled = all(search.control_found for search in self.searches)
         samples, files = self.searches[0].samples, " and ".join(str(one.files) for one in self.searches)
@@ -74,18 +73,18 @@ class Findings:
             ),
             Claim(
                 "after a restart of the gateway the KV comes from disk",
-                bool(first.tiers) and set(first.tiers) == {"nvme"},
-                _tiers(first.tiers),
+                set(tiers) == {"nvme"},
+                _tiers(tiers),
             ),
             Claim(
                 "a second namespace is given nothing for the same prompt",
-                denied["namespace"] == 0,
-                f"{denied['namespace']} tokens",
+                neighbour == 0,
+                f"{neighbour} tokens",
             ),
             Claim(
                 "another adapter, dtype (bf16) or revision is given nothing",
-                len(denied) == 4 and not any(denied.values()),
-                ", ".join(f"{who}: {tokens}" for who, tokens in denied.items() if who != "namespace"),
+                len(denied) == 3 and not any(denied.values()),
+                ", ".join(f"{who}: {tokens}" for who, tokens in denied.items()),
             ),
             Claim(
                 "no file of the data folder holds readable KV",
@@ -141,7 +140,7 @@ def _figures(findings: Findings) -> Table:
         header_style="bold",
     )
     table.add_column("question")
-    for column in ("prompt", "matched", "read", "restore", "TTFT without", "with"):
+    for column in ("prompt", "matched", "read", "TTFT without", "TTFT with", "of it restore"):
         table.add_column(column, justify="right")
     table.add_column("tiers hit", overflow="fold")
     for number, one in enumerate(findings.reused.prompts, 1):
@@ -150,19 +149,27 @@ def _figures(findings: Findings) -> Table:
             str(one.prompt_tokens),
             str(one.matched_tokens),
             f"{one.payload_bytes / _MIB:.1f} MiB",
-            f"{one.restore_s:.2f} s",
             f"{one.cold_ttft_s:.2f} s",
-            f"{one.ttft_s:.2f} s",
-            _tiers(one.tiers),
+            f"{one.median.ttft_s:.2f} s",
+            f"{one.median.restore_s:.2f} s",
+            _tiers(one.rounds[0].tiers),
         )
     table.add_section()
     table.add_row(
-        "median of 3", "", "", "", "", f"[bold]{findings.cold_s:.2f} s[/]", f"[bold]{findings.warm_s:.2f} s[/]", ""
+        "median of 3", "", "", "", f"[bold]{findings.cold_s:.2f} s[/]", f"[bold]{findings.warm_s:.2f} s[/]", "", ""
     )
     stored = sum(one.payload_bytes for one in findings.stored.prompts)
-    table.caption = "Prompt and matched in tokens. Loading the model is not part of TTFT (time to first token). "
-    table.caption += f"Process A stored {stored / _MIB:.1f} MiB of KV."
+    table.caption = (
+        "Prompt and matched in tokens. TTFT: time to the first token, without loading the model; with reuse the median "
+        f"of 3 rounds. Tiers: of the first round. Process A stored {stored / _MIB:.1f} MiB of KV."
+    )
     return table
+
+
+def _same_tokens(before: Stored, after: Reused) -> bool:
+    """Whether a prompt gave the same tokens in both processes, with reuse in every round and without."""
+    first = {before.answer[0], after.cold_first_token, *(one.first_token for one in after.rounds)}
+    return before.answer == after.answer and len(first) == 1
 
 
 def _tiers(tiers: list[str]) -> str:

@@ -10,8 +10,10 @@ import typer
 
 from kvgw.cli.options import Config, Data, data_folder, settings_of
 from kvgw.cli.output import console
-from kvgw.server.serve import Serving, run, serving
+from kvgw.server.serve import Serving, serving, stop_signals
 from kvgw.settings import Settings
+
+log = logging.getLogger("kvgw.server")
 
 
 def serve(
@@ -33,8 +35,10 @@ def serve(
 
     async def body() -> None:
         async with serving(settings, folder, wait_s=wait) as started:
-            _announce(started, settings)
-            await run(started)
+            with stop_signals() as stopped:  # before it says that it is ready
+                _announce(started, settings)
+                await stopped
+            log.info("stopping %s", ", ".join(map(str, started.endpoints)))
 
     asyncio.run(body())
 

@@ -14,12 +14,14 @@ from typing import Final
 import kvgw
 from kvgw import wire
 from kvgw.authenticate import Authenticator
+from kvgw.channel import ConnectionEnded, PlainChannel, TlsChannel
 from kvgw.errors import Code, KvgwError, Outage, RequestRefused
 from kvgw.gateway.core import Gateway
 from kvgw.gateway.translate import translated
 from kvgw.model import GetRequest, PutRequest, Reply, Request
 from kvgw.server.limits import Limits
-from kvgw.stream import ConnectionEnded, FrameStream
+from kvgw.stream import FrameStream
+from kvgw.tls import ServerCertificate
 from kvgw.wire import Hello, Kind, Wanted, Welcome
 from tenancy.access import Caller
 
@@ -35,10 +37,20 @@ class Connection:
     """Serves one connected socket to its end. A peer that breaks the protocol is told so once and dropped."""
 
     def __init__(
-        self, sock: socket.socket, gateway: Gateway, authenticator: Authenticator, node: str, limits: Limits
+        self,
+        sock: socket.socket,
+        gateway: Gateway,
+        authenticator: Authenticator,
+        node: str,
+        limits: Limits,
+        certificate: ServerCertificate | None = None,
     ) -> None:
+        """With a `certificate`, the connection is TLS from its first byte; a Unix socket never is."""
         self._socket = sock
-        self._stream = FrameStream(sock)
+        self._tls: TlsChannel | None = None
+        if certificate is not None and sock.family != socket.AF_UNIX:
+            self._tls = TlsChannel(sock, certificate.context())
+        self._stream = FrameStream(self._tls or PlainChannel(sock))
         self._gateway = gateway
         self._authenticator = authenticator
         self._node = node
@@ -62,6 +74,8 @@ class Connection:
     async def _welcome(self) -> Hello:
         try:
             async with asyncio.timeout(self._limits.hello_s):
+                if self._tls is not None:
+                    await self._tls.handshake()
                 frame, header = await self._stream.receive(HELLO_BYTES_MAX)
                 if frame.kind is not Kind.HELLO or frame.payload_bytes:
                     raise RequestRefused("a connection begins with HELLO")

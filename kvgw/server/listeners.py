@@ -11,6 +11,7 @@ import socket
 import stat
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -79,18 +80,19 @@ async def listening(endpoint: Endpoint, serve: Serve, connections: int, metrics:
                 os.unlink(endpoint.path)
 
 
-def tcp_endpoint(address: str, *, allow_plaintext: bool) -> TcpEndpoint:
+def tcp_endpoint(address: str, *, allow_plaintext: bool, encrypted: bool = False) -> TcpEndpoint:
     """Read ``host:port``. Raises `SettingsError` for a plaintext address beyond this host that was not allowed."""
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not (port.isascii() and port.isdigit() and int(port) < 65536):
         raise SettingsError(f"{address!r} is not an address: write host:port")
-    if not _is_loopback(host) and not allow_plaintext:
+    if not (encrypted or allow_plaintext or _is_loopback(host)):
         raise SettingsError(
-            f"{address} is beyond this host and would carry tokens and KV bytes in the clear; listen on 127.0.0.1, or "
-            "set server.allow_plaintext = true inside a network that you trust"
+            f"{address} is beyond this host and would carry tokens and KV bytes in the clear; set server.tls_cert_file "
+            "and server.tls_key_file, listen on 127.0.0.1, or set server.allow_plaintext = true inside a network that "
+            "you trust"
         )
-    return TcpEndpoint(host, int(port))
+    return TcpEndpoint(host, int(port), encrypted=encrypted)
 
 
 def _is_loopback(host: str) -> bool:
@@ -159,4 +161,4 @@ def _bind_tcp(endpoint: TcpEndpoint) -> socket.socket:
 
 
 def _bound(endpoint: Endpoint, sock: socket.socket) -> Endpoint:
-    return endpoint if isinstance(endpoint, UnixEndpoint) else TcpEndpoint(endpoint.host, sock.getsockname()[1])
+    return endpoint if isinstance(endpoint, UnixEndpoint) else replace(endpoint, port=sock.getsockname()[1])

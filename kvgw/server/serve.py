@@ -8,8 +8,8 @@ import logging
 import resource
 import signal
 import socket
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,8 @@ from kvgw.server.connection import Connection
 from kvgw.server.http import http_listening
 from kvgw.server.limits import Limits
 from kvgw.server.listeners import listening, tcp_endpoint
-from kvgw.settings import Settings
+from kvgw.settings import ServerSettings, Settings, SettingsError
+from kvgw.tls import ServerCertificate
 from kvgw.wiring import Opened, World, opened
 
 log = logging.getLogger("kvgw.server")
@@ -50,14 +51,21 @@ async def serving(
         stack.push_async_callback(_cancel, preparing)
         limits = Limits(connections=_connection_limit(settings.server.connections))
         node = gateway.rooms.catalog.node.node
+        certificate = _certificate(settings.server)
 
         async def serve(sock: socket.socket) -> None:
-            await Connection(sock, gateway.gateway, gateway.authenticator, node, limits).serve()
+            await Connection(sock, gateway.gateway, gateway.authenticator, node, limits, certificate).serve()
 
         endpoints: list[Endpoint] = []
         wanted: list[Endpoint] = [UnixEndpoint(settings.server.socket or str(data / "kvgw.sock"))]
         if settings.server.listen:
-            wanted.append(tcp_endpoint(settings.server.listen, allow_plaintext=settings.server.allow_plaintext))
+            wanted.append(
+                tcp_endpoint(
+                    settings.server.listen,
+                    allow_plaintext=settings.server.allow_plaintext,
+                    encrypted=certificate is not None,
+                )
+            )
         for endpoint in wanted:
             listener = listening(endpoint, serve, limits.connections, gateway.rooms.metrics)
             endpoints.append(await stack.enter_async_context(listener))
@@ -70,6 +78,23 @@ async def serving(
 
 async def run(serving_gateway: Serving) -> signal.Signals:
     """Wait for SIGINT or SIGTERM; which one it was."""
+    with stop_signals() as stopped:
+        which = await stopped
+    log.info("stopping %s", ", ".join(map(str, serving_gateway.endpoints)))
+    return which
+
+
+def _certificate(settings: ServerSettings) -> ServerCertificate | None:
+    if not settings.tls_cert_file and not settings.tls_key_file:
+        return None
+    if not settings.tls_cert_file or not settings.tls_key_file:
+        raise SettingsError("server.tls_cert_file and server.tls_key_file go together: set both, or neither")
+    return ServerCertificate(Path(settings.tls_cert_file), Path(settings.tls_key_file))
+
+
+@contextmanager
+def stop_signals() -> Iterator[asyncio.Future[signal.Signals]]:
+    """Hear SIGINT and SIGTERM while the block runs: the first that came, once it has come."""
     loop = asyncio.get_running_loop()
     stop: asyncio.Future[signal.Signals] = loop.create_future()
 
@@ -80,11 +105,10 @@ async def run(serving_gateway: Serving) -> signal.Signals:
     for which in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(which, partial(asked, which))
     try:
-        return await stop
+        yield stop
     finally:
         for which in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(which)
-        log.info("stopping %s", ", ".join(map(str, serving_gateway.endpoints)))
 
 
 async def _prepare_memory(gateway: Opened) -> None:

@@ -47,9 +47,8 @@ def findings(demo: Demo) -> Any:
     """Those of a run in which every claim held."""
     messages = demo.messages
     stored = [messages.Stored(1446, 4.0, [5, 6, 7], "An answer", 5, 5, 1 << 20) for _ in range(3)]
-    reused = [
-        messages.Reused(1446, 1280, ["nvme"] * 5, 1 << 20, 5, cold, 0.1, 0.5, [5, 6, 7]) for cold in (4.0, 3.0, 5.0)
-    ]
+    rounds = [messages.Round(0.1, ttft, 5, ["nvme"] * 5) for ttft in (0.5, 0.4, 9.0)]
+    reused = [messages.Reused(1446, 1280, 1 << 20, 5, cold, rounds, [5, 6, 7]) for cold in (4.0, 3.0, 5.0)]
     denied = [messages.Denied(who, 0) for who in ("adapter", "dtype bf16", "revision", "namespace")]
     result = messages.ReuseResult(reused, denied, 5, [0, 0, 0])
     searches = [demo.plaintext.Search(45, 9, 1 << 20, [], control_found=True)] * 2
@@ -90,8 +89,6 @@ def test_all_claims_hold_and_are_shown(demo: Demo) -> None:
         ({"matched_tokens": 256}, "is given the KV"),
         ({"answer": [5, 6, 8]}, "greedy tokens are identical"),
         ({"cold_first_token": 6}, "greedy tokens are identical"),
-        ({"tiers": ["nvme"] * 4 + ["staging"]}, "after a restart"),
-        ({"tiers": []}, "after a restart"),
     ],
 )
 def test_claims_about_reuse_can_fail(demo: Demo, changes: dict[str, Any], claim: str) -> None:
@@ -99,10 +96,24 @@ def test_claims_about_reuse_can_fail(demo: Demo, changes: dict[str, Any], claim:
     assert claim in text
 
 
+@pytest.mark.parametrize(
+    ("first_token", "tiers", "claim"),
+    [
+        (6, ["nvme"] * 5, "greedy tokens are identical"),
+        (5, ["nvme"] * 4 + ["staging"], "after a restart"),
+        (5, [], "after a restart"),
+    ],
+)
+def test_claims_about_one_round_can_fail(demo: Demo, first_token: int, tiers: list[str], claim: str) -> None:
+    rounds = [demo.messages.Round(0.1, 0.5, first_token, tiers)] * 3
+    (text,) = failed(reused_with(findings(demo), rounds=rounds))
+    assert claim in text
+
+
 def test_other_claims_can_fail(demo: Demo) -> None:
     found = findings(demo)
-    make = type(found)
-    slow = [msgspec.structs.replace(one, ttft_s=2.1) for one in found.reused.prompts]
+    make, take = type(found), demo.messages.Round
+    slow = [msgspec.structs.replace(one, rounds=[take(0.1, 2.1, 5, ["nvme"])] * 3) for one in found.reused.prompts]
     for changes, claim in (
         ({"prompts": slow}, "at most half"),
         ({"denied": [*found.reused.denied[:3], demo.messages.Denied("namespace", 256)]}, "second namespace"),
@@ -134,7 +145,7 @@ def test_the_search_finds_a_sample_at_any_offset(tmp_path: Path, demo: Demo) -> 
     (data / "clean").write_bytes(chance.randbytes(100 * _KIB) + samples[0][:31])
     (data / "empty").touch()
     (data / "small").write_bytes(b"x")
-    assert demo.plaintext.search(work, data) == demo.plaintext.Search(3, 3, 100 * _KIB + 32, [], control_found=True)
+    assert demo.plaintext.search(work, data) == demo.plaintext.Search(3, 2, 100 * _KIB + 32, [], control_found=True)
     for shift in range(8):
         (data / "deep" / f"leak{shift}").write_bytes(chance.randbytes(4096 + shift) + samples[shift % 3])
     found = demo.plaintext.search(work, data).found

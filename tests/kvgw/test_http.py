@@ -56,9 +56,11 @@ async def ask(served: Serving, path: str, token: str | None = None, method: str 
 async def gateway(folder: Path, clock: ManualClock | None = None) -> AsyncIterator[tuple[Serving, House]]:
     async with serving(WITH_HTTP, folder, world=world_of(clock)) as served:
         endpoint = next(one for one in served.endpoints if isinstance(one, UnixEndpoint))
-        house = House(served.gateway, "unix", endpoint, served.gateway.first_token or "")
-        yield served, house
-        await house.aclose()
+        house = House(served.gateway, "unix", endpoint, served.gateway.first_token or "", clock)
+        try:
+            yield served, house
+        finally:
+            await house.aclose()
 
 
 @aio
@@ -155,6 +157,9 @@ async def test_F10_no_name_of_a_client_becomes_a_series(tmp_path: Path) -> None:
                 await house.client(f"n{number}").register(format_of())
 
         await traffic(0)
+        crew = served.gateway.crew
+        for job in (crew.heartbeat, crew.drain_everywhere, crew.sweep_everywhere, crew.evict, crew.look_for_orphans):
+            await job()  # series of maintenance are there from its first turn
         before = await series()
         await traffic(30)
         assert await series() == before, "R69: the number of series does not grow with names"

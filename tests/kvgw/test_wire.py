@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvgw import model, wire
+from kvgw.channel import ConnectionEnded, PlainChannel
 from kvgw.errors import Code, Outage, RequestRefused, from_code
 from kvgw.kvformat import CHUNK_BYTES_MAX
-from kvgw.stream import ConnectionEnded, FrameStream
+from kvgw.stream import FrameStream
 from kvgw.wire import Frame, Hello, Kind
 from tests.support.aio import aio
 
@@ -184,7 +185,7 @@ async def test_half_a_frame_is_the_end_of_the_connection() -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             ours.setblocking(False)
-            stream = FrameStream(ours)
+            stream = FrameStream(PlainChannel(ours))
             theirs.sendall(whole[:end])
             theirs.shutdown(socket.SHUT_WR)
             with pytest.raises(ConnectionEnded):
@@ -198,7 +199,7 @@ async def test_nothing_is_allocated_for_what_is_out_of_bounds() -> None:
     ours, theirs = socket.socketpair()
     with theirs:
         ours.setblocking(False)
-        stream = FrameStream(ours)
+        stream = FrameStream(PlainChannel(ours))
         huge = bytearray(wire.encode_prefix(Frame(Kind.REQUEST, 1, 0)))
         huge[8:12] = b"\xff" * 4
         theirs.sendall(huge + wire.encode_prefix(Frame(Kind.HELLO, 0, 5000)))
@@ -218,7 +219,7 @@ async def test_a_header_over_the_limit_is_never_sent() -> None:
     ours, theirs = socket.socketpair()
     with theirs:
         ours.setblocking(False)
-        stream = FrameStream(ours)
+        stream = FrameStream(PlainChannel(ours))
         with pytest.raises(RequestRefused, match="over the limit"):
             await stream.send(Kind.REQUEST, 1, model.RegisterRequest(b"x" * (wire.HEADER_BYTES_MAX + 1)))
         await stream.send(Kind.REQUEST, 1, model.StatRequest())
@@ -231,7 +232,7 @@ async def test_frames_larger_than_the_socket_buffer_arrive_whole() -> None:
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     theirs.setblocking(False)
-    sender, receiver = FrameStream(ours), FrameStream(theirs)
+    sender, receiver = FrameStream(PlainChannel(ours)), FrameStream(PlainChannel(theirs))
     payload = memoryview(bytes(range(256)) * 16384)
     target = bytearray(len(payload))
 

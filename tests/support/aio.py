@@ -11,7 +11,7 @@ Params = ParamSpec("Params")
 Result = TypeVar("Result")
 
 
-def run(main: Coroutine[Any, Any, Result], timeout: float = 30.0) -> Result:
+def run(main: Coroutine[Any, Any, Result], timeout: float = 60.0) -> Result:
     """Run `main` in a new event loop; raises `TimeoutError` after `timeout` seconds."""
 
     async def bounded() -> Result:

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -107,9 +107,15 @@ def tool(name: str) -> str:
     return found
 
 
+def surroundings(variables: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a program: this one without whatever of kvgw's is set in it, and `variables`."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("KVGW_")} | dict(variables)
+
+
 def succeeds(*command: str, **variables: str) -> None:
+    """Raises `AssertionError` with the command's output unless it ends well."""
     run = subprocess.run(
-        command, cwd=ROOT, env=os.environ | variables, capture_output=True, text=True, check=False, timeout=60
+        command, cwd=ROOT, env=surroundings(variables), capture_output=True, text=True, check=False, timeout=60
     )
     assert run.returncode == 0, run.stdout + run.stderr
 

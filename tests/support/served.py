@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -9,9 +10,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
+from unittest import mock
+
+from kvgw.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -39,11 +43,22 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-c", "from kvgw.cli import main; main()", *arguments]
 
 
-def kvgw(*arguments: str, timeout: float = 60.0, **more: str) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end."""
-    return subprocess.run(
-        command(*arguments), env=environment(**more), capture_output=True, text=True, timeout=timeout, check=False
-    )
+def kvgw(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, in this process: a new one spends its time on imports."""
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        mock.patch.dict(os.environ, environment(**more), clear=True),
+        mock.patch.object(sys, "argv", ["kvgw", *arguments]),
+        redirect_stdout(out),
+        redirect_stderr(err),
+    ):
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        else:
+            code = 0
+    return subprocess.CompletedProcess(["kvgw", *arguments], code, out.getvalue(), err.getvalue())
 
 
 def answer(*arguments: str, **more: str) -> Any:

@@ -1,0 +1,50 @@
+"""Dialling: from an endpoint to a connected channel."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+
+from kvgw.channel import Channel, ConnectionEnded, PlainChannel, TlsChannel
+from kvgw.endpoint import Endpoint, TcpEndpoint, UnixEndpoint
+from kvgw.errors import Outage
+
+
+async def dial(endpoint: Endpoint, tls: ssl.SSLContext | None) -> Channel:
+    """Connect to `endpoint`; `tls` is needed for one that is encrypted. Raises `Outage`."""
+    try:
+        sock = await _connect(endpoint)
+    except OSError as error:
+        raise Outage(f"no gateway answers at {endpoint}: {error.strerror or error}") from error
+    if not (isinstance(endpoint, TcpEndpoint) and endpoint.encrypted):
+        return PlainChannel(sock)
+    assert tls is not None, "an encrypted endpoint needs a context"
+    channel = TlsChannel(sock, tls, server_hostname=endpoint.host)
+    try:
+        await channel.handshake()
+    except ConnectionEnded as error:
+        channel.close()
+        raise Outage(f"the connection to {endpoint} {error}") from error
+    except BaseException:
+        channel.close()
+        raise
+    return channel
+
+
+async def _connect(endpoint: Endpoint) -> socket.socket:
+    loop = asyncio.get_running_loop()
+    address: str | tuple[object, ...]
+    if isinstance(endpoint, UnixEndpoint):
+        sock, address = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), endpoint.path
+    else:
+        found = await loop.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
+        family, kind, protocol, _, address = found[0]
+        sock = socket.socket(family, kind, protocol)
+    sock.setblocking(False)
+    try:
+        await loop.sock_connect(sock, address)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
