@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import logging
 import os
 import stat
 import time
@@ -21,6 +22,8 @@ from typing import Final
 from kvgw.errors import Code, KvgwError
 from kvgw.runtime import Rng
 from kvgw.settings import SettingsError
+
+log = logging.getLogger("kvgw.server")
 
 LOCK_POLL_SECONDS: Final = 0.1
 
@@ -42,12 +45,16 @@ class DataFolder:
     async def open_within(cls, path: Path, wait_s: float) -> DataFolder:
         """Like `open`, but waits up to `wait_s` seconds for another process to let go of the folder."""
         deadline = time.monotonic() + wait_s
+        told = False
         while True:
             try:
                 return cls.open(path)
-            except FolderLocked:
+            except FolderLocked as error:
                 if time.monotonic() >= deadline:
                     raise
+                if not told:
+                    told = True
+                    log.info("waiting up to %g s: %s", wait_s, error)
             await asyncio.sleep(LOCK_POLL_SECONDS)
 
     @classmethod

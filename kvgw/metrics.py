@@ -42,7 +42,7 @@ class Metrics:
         self.tier_failures = self._counter("tier_failures", "Operations that a tier failed.", "tier", "op")
 
     def _count_maintenance(self) -> None:
-        self.maintenance_failures = self._counter("maintenance_failures", "Maintenance runs that failed.", "job")
+        self.maintenance_failures = self._counter("maintenance_failures", "Maintenance runs that failed.", "task")
         self.written_back = self._counter(
             "written_back_bytes", "Sealed bytes written by write-back and promotion, by tier.", "tier"
         )

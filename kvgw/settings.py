@@ -25,6 +25,9 @@ _VARIABLE_PREFIX: Final = "KVGW__"
 _SERVICE_LINK = re.compile(r"KVGW(_[A-Z0-9]+)*_(PORT|SERVICE_HOST|SERVICE_PORT)(_[A-Z0-9_]+)?")
 _OWN_VARIABLES: Final = frozenset({"KVGW_TOKEN", "KVGW_ENDPOINT", "KVGW_CONFIG", "KVGW_DATA"})
 
+_OTHERS: Final = ("KVGW_TEST_", "KVGW_DEMO_", "KVGW_COMPOSE_")
+"""Variables of the tests, the demo and docker-compose.yml, which may stand in the same environment."""
+
 Bytes = Annotated[int, Meta(ge=0, le=2**60)]
 Seconds = Annotated[float, Meta(ge=0.05, le=30 * 86_400)]
 
@@ -203,7 +206,7 @@ def _apply_environment(document: dict[str, object], environment: Mapping[str, st
                     raise SettingsError(f"the variable {name} names a key inside {part!r}, which is not a section")
                 target = inner
             target[path[-1]] = value
-        elif name.startswith("KVGW_") and name not in _OWN_VARIABLES:
+        elif name.startswith("KVGW_") and not name.startswith(_OTHERS) and name not in _OWN_VARIABLES:
             if _SERVICE_LINK.fullmatch(name) is None:
                 raise SettingsError(
                     f"the variable {name} is unknown; settings are written KVGW__SECTION__KEY with two underscores"

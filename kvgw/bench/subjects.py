@@ -14,6 +14,8 @@ from kvgw.model import Durability, PutOutcome
 from kvgw.reports import Registered
 
 CALL_SECONDS: Final = 60.0
+LIFE_SECONDS: Final = 3600.0
+"""What a bench that was interrupted leaves in a running gateway is gone after this."""
 
 
 class Subject(Protocol):
@@ -56,7 +58,13 @@ class KvgwSubject:
 
     async def put(self, keys: Sequence[bytes], chunks: Sequence[memoryview]) -> None:
         report = await self._client.put(
-            self._known, keys, chunks, durability=self._durability, deadline_s=CALL_SECONDS, on_error="raise"
+            self._known,
+            keys,
+            chunks,
+            ttl_s=LIFE_SECONDS,
+            durability=self._durability,
+            deadline_s=CALL_SECONDS,
+            on_error="raise",
         )
         outcomes = Counter(report.outcomes)
         if outcomes[PutOutcome.STORED] != len(keys):

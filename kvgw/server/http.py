@@ -7,11 +7,12 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Annotated
+from typing import Annotated, Final
 
 import uvicorn
 from fastapi import Depends, FastAPI, Header, HTTPException, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 import kvgw
 from kvgw.endpoint import TcpEndpoint
@@ -21,6 +22,10 @@ from kvgw.settings import SettingsError
 from kvgw.wiring import Opened
 from tenancy.access import Caller, Permission
 from tenancy.errors import AccessDenied
+
+CONNECTIONS_MAX: Final = 16
+_BACKLOG: Final = 4
+"""Connections that are accepted in one go; they hold descriptors before they are counted."""
 
 OPEN_ROUTES = frozenset({"/livez", "/readyz"})
 """The only routes that need no credential: they tell a prober nothing but yes or no."""
@@ -77,14 +82,20 @@ async def http_listening(gateway: Opened, endpoint: TcpEndpoint) -> AsyncIterato
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind((endpoint.host, endpoint.port))
-        sock.listen(128)  # from here on nobody is turned away, though the server is still starting
+        sock.listen(_BACKLOG)  # from here on nobody is turned away, though the server is still starting
     except OSError as error:
         sock.close()
         raise SettingsError(
             f"cannot listen on {endpoint} (setting server.http): {error.strerror}; choose another port, or none"
         ) from error
     config = uvicorn.Config(
-        build_app(gateway), log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=2
+        build_app(gateway),
+        http=_limited_protocol(CONNECTIONS_MAX),
+        backlog=_BACKLOG,
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=2,
     )
     server = _Server(config)
     serving = asyncio.create_task(server.serve(sockets=[sock]))
@@ -95,6 +106,28 @@ async def http_listening(gateway: Opened, endpoint: TcpEndpoint) -> AsyncIterato
         with contextlib.suppress(asyncio.CancelledError):
             await serving
         sock.close()
+
+
+def _limited_protocol(most: int) -> type[H11Protocol]:
+    """HTTP/1.1 over at most `most` connections: one too many costs the longest-lived that has no request in progress.
+
+    Without a bound, idle peers take the process's last descriptors, and asyncio's accept loop fills the log.
+    """
+    alive: dict[H11Protocol, None] = {}
+
+    class Limited(H11Protocol):
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
+            super().connection_made(transport)
+            alive[self] = None
+            if len(alive) > most:
+                idle = (one for one in alive if one.cycle is None or one.cycle.response_complete)
+                next(idle, self).transport.abort()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            alive.pop(self, None)
+            super().connection_lost(exc)
+
+    return Limited
 
 
 class _Server(uvicorn.Server):

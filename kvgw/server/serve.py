@@ -130,7 +130,7 @@ def _connection_limit(wanted: int) -> int:
     if soft < wanted + DESCRIPTORS_KEPT and soft < hard:
         soft = min(hard, wanted + DESCRIPTORS_KEPT)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    limit = max(1, min(wanted, soft - DESCRIPTORS_KEPT)) if soft > DESCRIPTORS_KEPT else max(1, soft // 4)
+    limit = max(1, min(wanted, soft - DESCRIPTORS_KEPT)) if soft > DESCRIPTORS_KEPT else max(1, soft // 8)
     if limit < wanted:
         log.warning("at most %d connections instead of %d: the process may open only %d files", limit, wanted, soft)
     return limit

@@ -28,7 +28,7 @@ TENANT_TABLES = (
 )
 
 _TENANT = "tenant_id = nullif(current_setting('kvgw.tenant', true), '')::uuid"
-_TOKEN = "token_id = nullif(current_setting('kvgw.token', true), '')"
+_LOOKED_UP = "token_id = nullif(current_setting('kvgw.token', true), '')"
 
 
 def upgrade() -> None:
@@ -44,7 +44,7 @@ def upgrade() -> None:
         for table in TENANT_TABLES:
             _protect(table, _TENANT)
         # A token is looked up before its tenant is known: then its own row is all that can be seen.
-        _protect("api_token", f"{_TENANT} OR {_TOKEN}")
+        _protect("api_token", f"{_TENANT} OR {_LOOKED_UP}")
 
 
 def downgrade() -> None:

@@ -39,8 +39,10 @@ def environment(**more: str) -> dict[str, str]:
     return {**kept, "PYTHONPATH": str(ROOT), "COLUMNS": "200", **more}
 
 
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-c", "from kvgw.cli import main; main()", *arguments]
+def command(*arguments: str, files: int = 0) -> list[str]:
+    """The command line; `files`: how many descriptors the process may have, if not as many as this one."""
+    limit = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({files}, {files})); " if files else ""
+    return [sys.executable, "-c", f"{limit}from kvgw.cli import main; main()", *arguments]
 
 
 def kvgw(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
@@ -106,12 +108,12 @@ class Served:
 
 
 @contextmanager
-def served(folder: Path, *options: str, settings: str = SMALL_TOML, **more: str) -> Iterator[Served]:
+def served(folder: Path, *options: str, settings: str = SMALL_TOML, files: int = 0, **more: str) -> Iterator[Served]:
     """A gateway that is ready; killed at the end if it still runs."""
     folder.mkdir(mode=0o700, exist_ok=True)
     (folder / "kvgw.toml").write_text(settings)
     process = subprocess.Popen(
-        command("serve", "--data", str(folder), *options),
+        command("serve", "--data", str(folder), *options, files=files),
         env=environment(**more),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
