@@ -24,6 +24,7 @@ from tenancy.sight import NO_TENANT, Sight
 
 Result = TypeVar("Result")
 
+_READ_ONLY: Final = "kvgw_read_only"
 _BUSY_TIMEOUT_MS: Final = 2_000
 _WAL_LIMIT_BYTES: Final = 64 * 1024 * 1024
 
@@ -53,14 +54,14 @@ class SqliteDatabase:
         self._workers = workers
 
     async def write(self, body: Callable[[Connection], Result], sight: Sight = NO_TENANT) -> Result:
-        def transaction() -> Result:
-            with _mapped_errors(), self._engine.begin() as connection:
-                return body(connection)
-
-        return await self._workers.run(transaction)
+        return await self._workers.run(lambda: self._transact(body, {}))
 
     async def read(self, body: Callable[[Connection], Result], sight: Sight = NO_TENANT) -> Result:
-        return await self.write(body, sight)  # one connection: a read waits for its turn like a write
+        return await self._workers.run(lambda: self._transact(body, {_READ_ONLY: True}))
+
+    def _transact(self, body: Callable[[Connection], Result], options: dict[str, bool]) -> Result:
+        with _mapped_errors(), self._engine.connect() as plain, (bound := plain.execution_options(**options)).begin():
+            return body(bound)
 
     async def aclose(self) -> None:
         await self._workers.run(self._engine.dispose)
@@ -91,7 +92,9 @@ def sqlite_engine(path: Path) -> Engine:
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        # Nobody else uses this connection, so reads see one state without a transaction, and need no lock on the file.
+        if not connection.get_execution_options().get(_READ_ONLY):
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
 
     return engine
 

@@ -121,7 +121,9 @@ def _limited_protocol(most: int) -> type[H11Protocol]:
             alive[self] = None
             if len(alive) > most:
                 idle = (one for one in alive if one.cycle is None or one.cycle.response_complete)
-                next(idle, self).transport.abort()
+                victim = next(idle, self)
+                del alive[victim]
+                victim.transport.abort()
 
         def connection_lost(self, exc: Exception | None) -> None:
             alive.pop(self, None)

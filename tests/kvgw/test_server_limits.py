@@ -8,6 +8,7 @@ import random
 import signal
 import socket
 import time
+import urllib.request
 from pathlib import Path
 
 import psutil
@@ -41,6 +42,7 @@ def test_R43_out_of_descriptors_the_established_are_served(tmp_path: Path) -> No
                     report, read_back = await read(client, registered, keys_of(2))
                     assert read_back == payloads, report
                     await asyncio.sleep(0.1)
+                assert await asyncio.to_thread(livez, running.http) == b"ok\n", "R43: a prober still gets its answer"
                 assert sum(process.cpu_times()[:2]) - cpu < 0.2 * 3, "R43: it does not spin"
                 held.close()
                 async with asyncio.timeout(4), kvgw.connect(f"unix:{path}") as newcomer:
@@ -51,6 +53,11 @@ def test_R43_out_of_descriptors_the_established_are_served(tmp_path: Path) -> No
         lines = running.complaints().splitlines()
         assert len(lines) < 20, f"R43: {lines}"
         assert any("connections instead of 512" in line for line in lines), "the limit is derived from the process's"
+
+
+def livez(http: str) -> bytes:
+    with urllib.request.urlopen(f"{http}/livez", timeout=5) as answer:
+        return bytes(answer.read())
 
 
 def open_unix(path: str) -> socket.socket:

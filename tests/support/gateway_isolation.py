@@ -14,7 +14,7 @@ import pytest
 from kvgw.client import Client
 from kvgw.errors import Code, RequestRefused
 from kvgw.kvformat import LayerGroup
-from kvgw.model import PutOutcome
+from kvgw.model import NamespaceCreateRequest, NamespaceInfo, PutOutcome
 from kvgw.reports import Registered
 from tests.support.aio import aio
 from tests.support.gateways import (
@@ -50,6 +50,8 @@ FIELDS: dict[str, dict[str, Any]] = {
     "extra": {"extra": (("salt", 1),)},
     "extra as text": {"extra": (("salt", "1"),)},
 }
+
+HOSTILE_NAMES = ["..", ".", "../../etc", "%2e%2e%2f", "a\0", "A", "\u202ea", "a/b", "a//b", "CON", "a b", "a\n", "é"]
 
 
 class IsolationContract:
@@ -101,7 +103,7 @@ class IsolationContract:
             with pytest.raises(RequestRefused, match="not registered"):
                 await default.delete(Registered(in_a.kv_format, "", in_a.fingerprint), [b"k"])
             answers = []
-            for name in ("missing", "..", "%2e%2e%2f", "a\0", "A", "\u202ea", "x" * 64, "a/b", "a//b", "CON"):
+            for name in ("missing", "x" * 64, *HOSTILE_NAMES):
                 with pytest.raises(RequestRefused) as refusal:
                     await gateway.client(name).register(format_of())
                 assert refusal.value.code is Code.NOT_FOUND, name
@@ -110,6 +112,25 @@ class IsolationContract:
             for name in ("x" * 65, "x" * 4096, "\ud800"):
                 with pytest.raises(RequestRefused, match=r"malformed|cannot be sent"):
                     await gateway.client(name).register(format_of())
+
+    @aio
+    async def test_F02_a_name_never_becomes_a_path(self, tmp_path: Path) -> None:
+        async with self.house(tmp_path) as gateway:
+            await gateway.namespace("taken")
+            transport = gateway.client()._transport
+            files = sorted(tmp_path.rglob("*"))
+            long = ["x" * 65, "x" * 4096, "\ud800"]
+            for name in (*HOSTILE_NAMES, *long, "taken", ""):
+                with pytest.raises(RequestRefused, match=r"cannot be a|exists already|malformed|cannot be sent"):
+                    await transport.ask(NamespaceCreateRequest(name), NamespaceInfo)
+            assert sorted(tmp_path.rglob("*")) == files, "F02: no file, not even a key, for a name that is refused"
+            made = await transport.ask(NamespaceCreateRequest("a.b-c_9"), NamespaceInfo)
+            assert made.name == "a.b-c_9"
+            new = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")} - {
+                str(path.relative_to(tmp_path)) for path in files
+            }
+            assert new
+            assert not [path for path in new if "a.b-c_9" in path], "and none is called by a name that is taken"
 
     @pytest.mark.parametrize("changed", FIELDS)
     @aio
