@@ -33,17 +33,23 @@ async def dial(endpoint: Endpoint, tls: ssl.SSLContext | None) -> Channel:
 
 
 async def _connect(endpoint: Endpoint) -> socket.socket:
-    loop = asyncio.get_running_loop()
-    address: str | tuple[object, ...]
     if isinstance(endpoint, UnixEndpoint):
-        sock, address = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), endpoint.path
-    else:
-        found = await loop.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
-        family, kind, protocol, _, address = found[0]
-        sock = socket.socket(family, kind, protocol)
+        return await _connected(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), endpoint.path)
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
+    refusal: OSError | None = None
+    for family, kind, protocol, _, address in found:  # a name may stand for addresses where no gateway listens
+        try:
+            return await _connected(socket.socket(family, kind, protocol), address)
+        except OSError as error:
+            refusal = refusal or error
+    raise refusal or OSError(f"{endpoint.host} has no address")
+
+
+async def _connected(sock: socket.socket, address: str | tuple[object, ...]) -> socket.socket:
     sock.setblocking(False)
     try:
-        await loop.sock_connect(sock, address)
+        await asyncio.get_running_loop().sock_connect(sock, address)
     except BaseException:
         sock.close()
         raise

@@ -10,9 +10,9 @@ from typing import Final
 
 from kvgw.errors import Code, Outage
 from kvgw.runtime import Clock
-from tenancy.putting import HOME_LEASE_MS
+from tenancy.processes import PROCESS_LEASE_MS
 
-LEASE_SECONDS: Final = HOME_LEASE_MS / 1000
+LEASE_SECONDS: Final = PROCESS_LEASE_MS / 1000
 FENCED_AFTER_SECONDS: Final = LEASE_SECONDS * 2 / 3
 
 

@@ -35,6 +35,11 @@ Result = TypeVar("Result")
 REMEMBERED_KEYS_MAX: Final = 65_536
 """Keys whose prefix is remembered; a forgotten one is merely served by another gateway."""
 
+SHARE: Final = 0.5
+"""How much of the time that is left a gateway gets while there is another one to ask."""
+LAST_SHARE: Final = 0.95
+"""And when there is none; the rest is for its breaker to learn of it before the caller gives up."""
+
 
 class Member:
     """One gateway of a fleet and how it has been lately."""
@@ -91,11 +96,16 @@ class FleetTransport:
     ) -> Result:
         ends = self._clock.monotonic() + deadline_ms / 1000
         last: Outage | None = None
-        for member in sorted(self._members, key=lambda one: one.weight(prefix), reverse=True):
+        order = sorted(self._members, key=lambda one: one.weight(prefix), reverse=True)
+        for place, member in enumerate(order):
+            left = ends - self._clock.monotonic()
+            if left <= 0:
+                raise last or Outage("the deadline was over before a gateway was asked", Code.DEADLINE)
             if not member.breaker.admit():
                 continue
-            # Half of what is left: a frozen gateway must leave time for another one to answer.
-            share = max(0.0, ends - self._clock.monotonic()) / 2
+            # A frozen gateway must leave time for another one to answer; the last one only for this to be noticed.
+            others = any(other.breaker.state is not BreakerState.OPEN for other in order[place + 1 :])
+            share = left * (SHARE if others else LAST_SHARE)
             try:
                 async with asyncio.timeout(share):
                     result = await send(member.transport)

@@ -11,7 +11,7 @@ from uuid import UUID
 from storage.errors import StorageError
 from storage.s3 import S3Objects
 from tenancy.errors import KeyGone, KeyUnavailable
-from tenancy.keystore import KeyVersions, encode_versions, parse_versions
+from tenancy.keystore import GENERATION_FILE, KeyVersions, encode_versions, parse_generation, parse_versions
 
 
 class S3KeyStore:
@@ -36,6 +36,7 @@ class S3KeyStore:
             await self._objects.put_first(f"{namespace}.key", encode_versions(versions))
         except StorageError as error:
             raise KeyUnavailable(f"the key store did not take a key: {error}") from error
+        await self._erase_if_gone(namespace)
         return await self.read(namespace)
 
     async def replace(self, namespace: UUID, versions: KeyVersions) -> None:
@@ -44,6 +45,7 @@ class S3KeyStore:
             await self._objects.put(f"{namespace}.key", encode_versions(versions))
         except StorageError as error:
             raise KeyUnavailable(f"the key store did not take a key: {error}") from error
+        await self._erase_if_gone(namespace)
 
     async def destroy(self, namespace: UUID) -> None:
         try:
@@ -53,9 +55,29 @@ class S3KeyStore:
         except StorageError as error:
             raise KeyUnavailable(f"the key of namespace {namespace} may still be there: {error}") from error
 
+    async def _erase_if_gone(self, namespace: UUID) -> None:
+        """After a write: another gateway's `destroy` may have been here in between, and must not have been in vain."""
+        try:
+            await self._check_not_gone(namespace)
+        except KeyGone:
+            await self.destroy(namespace)
+            raise
+
     async def _check_not_gone(self, namespace: UUID) -> None:
         if await self._get(f"{namespace}.gone") is not None:
             raise KeyGone(f"the key of namespace {namespace} was destroyed; its data cannot be read again")
+
+    async def generation(self) -> int:
+        place = f"{GENERATION_FILE!r} in {self._objects.place}"
+        return parse_generation(place, await self._get(GENERATION_FILE))
+
+    async def advance(self, generation: int) -> None:
+        if generation <= await self.generation():
+            return
+        try:
+            await self._objects.put(GENERATION_FILE, str(generation).encode())
+        except StorageError as error:
+            raise KeyUnavailable(f"the key store did not take the catalog's generation: {error}") from error
 
     async def _get(self, name: str) -> bytes | None:
         try:

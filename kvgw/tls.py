@@ -54,7 +54,8 @@ class ServerCertificate:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
-            context.load_cert_chain(certificate, key)
+            # Without a password of its own OpenSSL would ask the terminal for one, and wait.
+            context.load_cert_chain(certificate, key, password="")
         except (OSError, ssl.SSLError) as error:
             raise FormatError(
                 f"{certificate} and {key} are no usable certificate and key (server.tls_cert_file, "

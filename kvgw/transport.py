@@ -17,10 +17,11 @@ from typing import Final, Protocol, TypeVar
 from kvgw import wire
 from kvgw.channel import ConnectionEnded
 from kvgw.dial import dial
-from kvgw.endpoint import Endpoint
+from kvgw.endpoint import Endpoint, TcpEndpoint
 from kvgw.errors import Outage, RequestRefused
 from kvgw.model import GetReply, GetRequest, PutReply, PutRequest, Question
 from kvgw.stream import FrameStream
+from kvgw.tls import client_context
 from kvgw.wire import Failure, Frame, Kind, Wanted, Welcome
 
 Answer = TypeVar("Answer")
@@ -63,10 +64,12 @@ class SocketTransport:
         tls: ssl.SSLContext | None = None,
         connections: int = CONNECTIONS_DEFAULT,
     ) -> None:
-        """`tls`: needed where the endpoint is encrypted, unused where it is not."""
+        """`tls`: how an encrypted endpoint is checked; None: against the system's authorities."""
         self._endpoint = endpoint
         self._token = token
         self._tls = tls
+        if tls is None and isinstance(endpoint, TcpEndpoint) and endpoint.encrypted:
+            self._tls = client_context(None)
         self._free: deque[FrameStream] = deque()
         self._limit = asyncio.Semaphore(connections)
         self._process = os.getpid()

@@ -28,7 +28,7 @@ TABLES: Final[tuple[Table, ...]] = (tenant, namespace, namespace_key, api_token,
 """Parents first."""
 
 _COUNTERS: Final = ("stored_bytes", "objects", "s3_bytes")
-_BY_NAME: Final = {table.name: table for table in TABLES}
+_BY_NAME: Final = {str(table.name): table for table in TABLES}
 
 
 class Header(Struct, frozen=True, forbid_unknown_fields=True):
@@ -57,10 +57,10 @@ def rows_of(connection: Connection, tenant_id: UUID) -> list[str]:
     lines: list[str] = []
     for table in TABLES:
         for found in connection.execute(select(table).where(table.c.tenant_id == tenant_id)).mappings():
-            values = {column.name: _plain(found[column.name]) for column in table.columns}
+            values = {str(column.name): _plain(found[column.name]) for column in table.columns}
             if table is quota:
                 values |= dict.fromkeys(_COUNTERS, 0)
-            lines.append(msgspec.json.encode(Row(table.name, values)).decode())
+            lines.append(msgspec.json.encode(Row(str(table.name), values)).decode())
     return lines
 
 
@@ -91,7 +91,7 @@ def _restorer(number: int, line: str) -> tuple[UUID, Callable[[Connection], None
     try:
         row = msgspec.json.decode(line, type=Row)
         table = _BY_NAME[row.table]
-        values = {column.name: _typed(column.type, row.values[column.name]) for column in table.columns}
+        values = {str(column.name): _typed(column.type, row.values[column.name]) for column in table.columns}
     except (msgspec.MsgspecError, KeyError, ValueError, TypeError) as error:
         raise RegistryRefused(f"line {number} of the copy cannot be read: {error}") from error
     return values["tenant_id"], lambda connection: _insert(connection, table, values)

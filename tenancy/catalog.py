@@ -14,6 +14,7 @@ from sqlalchemy import Connection
 from tenancy import (
     eviction,
     formats,
+    generation,
     placements,
     processes,
     putting,
@@ -154,6 +155,17 @@ class Catalog:
             lambda connection: sweep.delete_keys(connection, scope, format_id, entry_keys, now_ms), Sight(scope.tenant)
         )
 
+    async def delete_for_good(
+        self, scope: Scope, format_id: int, entry_keys: Sequence[bytes], now_ms: int
+    ) -> tuple[int, list[bytes], int]:
+        """`delete_keys`, and the catalog's new generation: once it is written down, no older copy is taken for this."""
+
+        def body(connection: Connection) -> tuple[int, list[bytes], int]:
+            count, unneeded = sweep.delete_keys(connection, scope, format_id, entry_keys, now_ms)
+            return count, unneeded, generation.grow(connection) if count else generation.current(connection)
+
+        return await self._database.write(body, Sight(scope.tenant))
+
     async def expire(self, scope: Scope, now_ms: int, limit: int) -> tuple[int, list[bytes]]:
         return await self._database.write(
             partial(sweep.expire, scope=scope, now_ms=now_ms, limit=limit), Sight(scope.tenant)
@@ -274,6 +286,9 @@ class Catalog:
 
     async def high_water_ms(self) -> int:
         return await self._database.read(processes.high_water_ms, NO_TENANT)
+
+    async def admit_generation(self, known: int) -> None:
+        await self._database.write(partial(generation.admit, known=known), NO_TENANT)
 
     async def database_now_ms(self) -> int | None:
         return await self._database.read(processes.database_now_ms, NO_TENANT)

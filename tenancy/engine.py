@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
+from urllib.parse import quote
 
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
@@ -48,9 +49,12 @@ class Database(Protocol):
 class SqliteDatabase:
     """The catalog in one SQLite file, with this process as its only user."""
 
-    def __init__(self, path: Path, workers: Workers) -> None:
-        """`workers` should own a single thread: transactions are serial anyway."""
-        self._engine = sqlite_engine(path)
+    def __init__(self, path: Path, workers: Workers, *, read_only: bool = False) -> None:
+        """`workers` should own a single thread: transactions are serial anyway.
+
+        `read_only`: beside the process that owns the file. Such a connection never writes or check-points.
+        """
+        self._engine = sqlite_reader(path) if read_only else sqlite_engine(path)
         self._workers = workers
 
     async def write(self, body: Callable[[Connection], Result], sight: Sight = NO_TENANT) -> Result:
@@ -95,6 +99,21 @@ def sqlite_engine(path: Path) -> Engine:
         # Nobody else uses this connection, so reads see one state without a transaction, and need no lock on the file.
         if not connection.get_execution_options().get(_READ_ONLY):
             connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    return engine
+
+
+def sqlite_reader(path: Path) -> Engine:
+    """An engine that can only read the file at `path`, which must be there."""
+    engine = create_engine(
+        f"sqlite+pysqlite:///file:{quote(str(path))}?mode=ro&uri=true",
+        poolclass=StaticPool,
+        connect_args={"check_same_thread": False, "isolation_level": None, "timeout": _BUSY_TIMEOUT_MS / 1000},
+    )
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        connection.exec_driver_sql("BEGIN")
 
     return engine
 

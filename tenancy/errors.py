@@ -16,6 +16,7 @@
     ├─ ReservationExpired  a PUT came back after its reservation had ended
     └─ CatalogUnavailable  the catalog did not answer, or not in time
        ├─ CatalogLocked    another process owns this catalog
+       ├─ CatalogOutdated  an older copy of the catalog was put back: it lists what was deleted since
        ├─ NodeTaken        another process runs the gateway of this node
        ├─ CatalogMisconfigured  its URL or role cannot work; the sentence names the setting
        └─ CatalogTooNew    the catalog's schema is newer than this release reads
@@ -113,3 +114,7 @@ class CatalogMisconfigured(CatalogUnavailable):
 
 class NodeTaken(CatalogUnavailable):
     """Another process runs the gateway of this node."""
+
+
+class CatalogOutdated(CatalogUnavailable):
+    """An older copy of the catalog was put back: it lists what was deleted since."""

@@ -105,6 +105,10 @@ class Keyring:
             if not lock.locked():
                 self._loading.pop(scope, None)
 
+    async def advance(self, generation: int) -> None:
+        """Write the catalog's generation down beside the keys. Raises `KeyUnavailable`."""
+        await self._store.advance(generation)
+
     def forget(self, scope: Scope) -> None:
         """Drop the namespace's keys from memory; the next use opens them anew."""
         self._cache.pop(scope, None)

@@ -25,6 +25,9 @@ KeyVersions: TypeAlias = Mapping[int, bytes]
 VERSIONS_MAX: Final = 1024
 """Most versions that a namespace keeps; rotation re-wraps, so that old ones need not pile up."""
 
+GENERATION_FILE: Final = "generation"
+GENERATION_BYTES_MAX: Final = 18
+
 _HEAD = struct.Struct(">4sBBH")
 _ITEM = struct.Struct(">IH")
 _MAGIC, _VERSION = b"KVNK", 1
@@ -53,6 +56,14 @@ class KeyStore(Protocol):
         """Destroy all versions for good. Repeatable: until it returned, destruction is not complete."""
         ...
 
+    async def generation(self) -> int:
+        """The highest catalog generation that was written down here; 0 when none was."""
+        ...
+
+    async def advance(self, generation: int) -> None:
+        """Write down a catalog generation; one that is not higher than what stands changes nothing."""
+        ...
+
 
 class FileKeyStore:
     """Key store in a folder of one host; safe against a second process that uses the same folder."""
@@ -79,6 +90,31 @@ class FileKeyStore:
 
     async def destroy(self, namespace: UUID) -> None:
         await self._workers.run(lambda: self._destroy(namespace))
+
+    async def generation(self) -> int:
+        return await self._workers.run(self._generation)
+
+    async def advance(self, generation: int) -> None:
+        await self._workers.run(lambda: self._advance(generation))
+
+    def _generation(self) -> int:
+        with keyfiles.exclusive(self._folder):
+            return self._generation_held()
+
+    def _generation_held(self) -> int:
+        path = self._folder / GENERATION_FILE
+        return parse_generation(path, keyfiles.read(path, GENERATION_BYTES_MAX))
+
+    def _advance(self, generation: int) -> None:
+        path = self._folder / GENERATION_FILE
+        with keyfiles.exclusive(self._folder):
+            if generation <= self._generation_held():
+                return
+            encoded = str(generation).encode()
+            if keyfiles.exists(path):
+                keyfiles.replace(path, encoded)
+            else:
+                keyfiles.create(path, encoded)
 
     def _key_path(self, namespace: UUID) -> Path:
         return self._folder / f"{namespace}.key"
@@ -124,6 +160,15 @@ class FileKeyStore:
                 f"there is no key file {path}, and no mark that it was destroyed; restore the keys folder"
             )
         return parse_versions(path, data)
+
+
+def parse_generation(where: object, data: bytes | None) -> int:
+    """The catalog generation in a store's file. Raises `KeyDamaged` for anything that is not a number."""
+    if data is None:
+        return 0
+    if not data.isdigit() or len(data) > GENERATION_BYTES_MAX:
+        raise KeyDamaged(f"{where} holds no catalog generation; restore the keys folder")
+    return int(data)
 
 
 def encode_versions(versions: KeyVersions) -> bytes:

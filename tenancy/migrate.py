@@ -13,7 +13,7 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection
+from sqlalchemy import Connection, text
 
 from tenancy.errors import CatalogTooNew
 
@@ -61,14 +61,22 @@ def check_known(connection: Connection) -> str | None:
 
 def upgrade(connection: Connection, target: str = _HEAD) -> None:
     """Move the schema up to `target` on a connection that is in a transaction."""
+    _one_at_a_time(connection)
     check_known(connection)
     command.upgrade(_config(connection), target)
 
 
 def downgrade(connection: Connection, target: str) -> None:
     """Move the schema down to `target` (a revision, ``-1``, or ``base``)."""
+    _one_at_a_time(connection)
     check_known(connection)
     command.downgrade(_config(connection), target)
+
+
+def _one_at_a_time(connection: Connection) -> None:
+    """A second migration waits for the first, and then sees what it did; SQLite's transactions are serial anyway."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(5364715)"))
 
 
 def _config(connection: Connection | None = None) -> Config:

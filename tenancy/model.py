@@ -34,6 +34,8 @@ class Node:
 
     node: str
     boot: str
+    alone: str = ""
+    """Why it must be the only one on its catalog, if it must."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ ordinary one: row-level security is forced, and a superuser or a role with BYPAS
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final, TypeVar
@@ -25,8 +26,15 @@ CONNECT_SECONDS: Final = 5.0
 STATEMENT_SECONDS: Final = 30
 LOCK_SECONDS: Final = 10
 POOL_SECONDS: Final = 5.0
+TRANSACTION_SECONDS: Final = 60.0
+"""A transaction that is not over by then is given up: the network may have dropped the connection without a word."""
 
-_ROLE = text("SELECT current_user, rolsuper, rolbypassrls FROM pg_roles WHERE rolname = current_user")
+_ROLE = text(
+    "SELECT current_user, rolsuper, rolbypassrls, "
+    "EXISTS (SELECT 1 FROM pg_class WHERE relname = 'chunk' AND relnamespace = current_schema()::regnamespace "
+    "AND pg_has_role(current_user, relowner, 'MEMBER')) "
+    "FROM pg_roles WHERE rolname = current_user"
+)
 
 
 class PostgresDatabase:
@@ -57,7 +65,7 @@ class PostgresDatabase:
             look(connection, sight)
             return body(connection)
 
-        async with _mapped_errors(), self._engine.begin() as connection:
+        async with _mapped_errors(), asyncio.timeout(TRANSACTION_SECONDS), self._engine.begin() as connection:
             return await connection.run_sync(transaction)
 
     async def read(self, body: Callable[[Connection], Result], sight: Sight = NO_TENANT) -> Result:
@@ -66,13 +74,18 @@ class PostgresDatabase:
     async def check_role(self) -> None:
         """Raises `CatalogMisconfigured` if row-level security would not hold for this role."""
         async with _mapped_errors(), self._engine.connect() as connection:
-            name, superuser, bypasses = (await connection.execute(_ROLE)).one()
-        if superuser or bypasses:
-            power = "is a superuser" if superuser else "may bypass row-level security"
+            name, superuser, bypasses, owns = (await connection.execute(_ROLE)).one()
+        if superuser or bypasses or owns:
+            power = (
+                "is a superuser: it would see every tenant's rows"
+                if superuser
+                else "may bypass row-level security: it would see every tenant's rows"
+                if bypasses
+                else "owns the catalog's tables: it could switch row-level security off"
+            )
             raise CatalogMisconfigured(
-                f"the database role {name!r} {power}: it would see every tenant's rows. Use an ordinary role in "
-                "catalog.url (CREATE ROLE kvgw_app LOGIN), and keep the other for catalog.owner_url, which only "
-                "kvgw migrate uses"
+                f"the database role {name!r} {power}. Use an ordinary role in catalog.url (CREATE ROLE kvgw_app "
+                "LOGIN), and keep the other for catalog.owner_url, which only kvgw migrate uses"
             )
 
     async def aclose(self) -> None:
@@ -114,7 +127,10 @@ async def _mapped_errors() -> AsyncIterator[None]:
 
 def _sentence(error: DBAPIError) -> str:
     """The server's own sentence, without the statement and its parameters."""
-    return str(error.orig).partition(": ")[2] or type(error.orig).__name__
+    sentence = str(error.orig)
+    # Once connected the driver's class stands before it; while connecting it does not.
+    sentence = sentence.partition(": ")[2] if sentence.startswith("<class") else sentence
+    return sentence or type(error.orig).__name__
 
 
 def grant_to(connection: Connection, role: str) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from sqlalchemy import Connection, delete, func, insert, or_, select, text, update
 
-from tenancy.errors import NodeTaken
+from tenancy.errors import CatalogMisconfigured, NodeTaken
 from tenancy.model import Node
 from tenancy.schema import clock_mark, gateway_process, maintenance_lease
+
+PROCESS_LEASE_MS: Final = 15_000
+"""A gateway that was not heard for so long is taken for dead, and what only its staging held for lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +31,10 @@ def announce(connection: Connection, node: Node, version: str, now_ms: int, leas
     """A gateway process begins; earlier runs of its node are over.
 
     Raises `NodeTaken` when another process of this node was alive within the lease: two gateways with one name would
-    take each other's disk for their own.
+    take each other's disk for their own. Raises `CatalogMisconfigured` when another gateway is alive and one of the two
+    has what only a single gateway may have.
     """
-    _serialise(connection)
+    serialise(connection)
     taken = connection.execute(
         select(gateway_process.c.boot_id, gateway_process.c.heartbeat_ms).where(
             gateway_process.c.node == node.node,
@@ -44,6 +49,7 @@ def announce(connection: Connection, node: Node, version: str, now_ms: int, leas
             f"{(now_ms - taken.heartbeat_ms) / 1000:.1f} s ago); give each gateway a data folder, and so a name, of "
             f"its own. After a crash its name is free {lease_ms / 1000:g} s later"
         )
+    _check_company(connection, node, now_ms)
     connection.execute(delete(gateway_process).where(gateway_process.c.node == node.node))
     connection.execute(
         insert(gateway_process),
@@ -54,9 +60,29 @@ def announce(connection: Connection, node: Node, version: str, now_ms: int, leas
             "started_ms": now_ms,
             "heartbeat_ms": now_ms,
             "left_ms": None,
+            "alone": node.alone or None,
         },
     )
     raise_high_water(connection, now_ms)
+
+
+def _check_company(connection: Connection, node: Node, now_ms: int) -> None:
+    others = connection.execute(
+        select(gateway_process.c.node, gateway_process.c.alone)
+        .where(
+            gateway_process.c.node != node.node,
+            gateway_process.c.left_ms.is_(None),
+            gateway_process.c.heartbeat_ms > now_ms - PROCESS_LEASE_MS,
+        )
+        .order_by(gateway_process.c.node)
+    ).all()
+    for other in others:
+        name, reason = (node.node, node.alone) if node.alone else (other.node, other.alone)
+        if reason:
+            raise CatalogMisconfigured(
+                f"node {other.node!r} is alive on this catalog, and node {name!r} can only be alone on it: {reason}. "
+                "Several gateways need s3.bucket and keys.store = s3, each of them"
+            )
 
 
 def heartbeat(connection: Connection, node: Node, now_ms: int) -> bool:
@@ -104,7 +130,7 @@ def lead(connection: Connection, job: str, node: Node, until_ms: int, now_ms: in
     )
     if taken.rowcount == 1:
         return True
-    _serialise(connection)
+    serialise(connection)
     if connection.scalar(select(maintenance_lease.c.owner).where(maintenance_lease.c.job == job)) is not None:
         return False
     connection.execute(insert(maintenance_lease), {"job": job, "owner": node.boot, "until_ms": until_ms})
@@ -129,12 +155,12 @@ def raise_high_water(connection: Connection, now_ms: int) -> None:
         update(clock_mark).where(clock_mark.c.high_water_ms < now_ms).values(high_water_ms=now_ms)
     )
     if raised.rowcount == 0 and connection.scalar(select(clock_mark.c.mark_id)) is None:
-        _serialise(connection)
+        serialise(connection)
         if connection.scalar(select(clock_mark.c.mark_id)) is None:
             connection.execute(insert(clock_mark), {"mark_id": 1, "high_water_ms": now_ms})
 
 
-def _serialise(connection: Connection) -> None:
+def serialise(connection: Connection) -> None:
     """Let one transaction at a time add such rows; SQLite's transactions are serial anyway."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(5364714)"))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
@@ -17,12 +16,10 @@ from tenancy.births import Batch, NewChunk, attach_labels, insert_chunks, insert
 from tenancy.errors import NamespaceUnknown, ReservationExpired
 from tenancy.model import FoundChunk, Node, Scope, suffices
 from tenancy.planning import plan_commit
+from tenancy.processes import PROCESS_LEASE_MS
 from tenancy.removal import doom_placements, doom_unused, remove_entries
 from tenancy.schema import chunk, entry, namespace, owned, reservation, unexpired
 from tenancy.visible import arriving, lookup
-
-HOME_LEASE_MS: Final = 15_000
-"""A gateway that was not heard for so long is taken for dead, and what only its staging held for lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +161,7 @@ def _present(
     connection: Connection, batch: Batch, keys: Sequence[bytes], node: Node, now_ms: int
 ) -> dict[bytes, FoundChunk]:
     """Entries that this gateway can read, and those that another one has and is about to write where all can."""
-    heard_since_ms = now_ms - HOME_LEASE_MS
+    heard_since_ms = now_ms - PROCESS_LEASE_MS
     on_their_way = arriving(connection, batch.scope, batch.format_id, keys, heard_since_ms, now_ms)
     return on_their_way | lookup(connection, batch.scope, [batch.format_id], keys, node, now_ms)
 

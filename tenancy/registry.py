@@ -11,6 +11,7 @@ from sqlalchemy import Connection, Row, func, insert, select, update
 from tenancy.access import NAME
 from tenancy.errors import NamespaceUnknown, RegistryRefused
 from tenancy.model import Namespace, Scope
+from tenancy.processes import serialise
 from tenancy.schema import TENANT_SCOPE, UNLIMITED, api_token, namespace, namespace_key, owned, quota, tenant
 
 DAY_MS = 86_400_000
@@ -79,6 +80,7 @@ _NAMESPACE_COLUMNS = (
 def create_tenant(connection: Connection, tenant_id: UUID, name: str, now_ms: int) -> None:
     """Add a tenant without limits of its own. Raises `RegistryRefused` when the name is taken or not a name."""
     check_name("tenant", name)
+    serialise(connection)
     if connection.scalar(select(tenant.c.tenant_id).where(tenant.c.name == name)) is not None:
         raise RegistryRefused(f"a tenant named {name!r} exists already")
     connection.execute(insert(tenant), {"tenant_id": tenant_id, "name": name, "state": "active", "created_ms": now_ms})
@@ -90,6 +92,7 @@ def create_namespace(
 ) -> None:
     """Add a namespace with its wrapped keys. Raises `RegistryRefused` when the name is taken or not a name."""
     check_name("namespace", name)
+    serialise(connection)
     if find_namespace(connection, scope.tenant, name) is not None:
         raise RegistryRefused(f"a namespace named {name!r} exists already")
     connection.execute(

@@ -31,8 +31,13 @@ class CatalogTime:
         return self._latest_ms
 
     def adopt(self, database_ms: int, asked_at: float, answered_at: float) -> None:
-        """Follow the database's clock, which showed `database_ms` between the two monotonic times (seconds)."""
-        self._offset_ms = database_ms - (asked_at + answered_at) / 2 * 1000
+        """Follow the database's clock, which showed `database_ms` between the two monotonic times (seconds).
+
+        An answer that took long says little: it moves the time only as far as it proves it wrong.
+        """
+        least, most = database_ms - answered_at * 1000, database_ms + 1 - asked_at * 1000
+        offset_ms = (least + most) / 2 if self._offset_ms is None else self._offset_ms
+        self._offset_ms = min(max(offset_ms, least), most)
 
     @property
     def behind_ms(self) -> int:

@@ -55,6 +55,7 @@ def record_hits(connection: Connection, scope: Scope, hits: Sequence[tuple[int, 
     """Add gathered hits: (format id, entry key, count, time of the last)."""
     if not hits:
         return
+    quota.lock(connection, scope)  # several rows: without it two gateways could wait for each other
     connection.execute(
         update(entry)
         .where(
@@ -71,6 +72,7 @@ def extend(
     connection: Connection, scope: Scope, format_id: int, entry_keys: Sequence[bytes], ttl_ms: int | None, now_ms: int
 ) -> int:
     """Extend the life of visible entries to now plus `ttl_ms` (None: each entry's own TTL), never shortening it."""
+    quota.lock(connection, scope)  # several rows: without it two gateways could wait for each other
     until = (entry.c.ttl_ms if ttl_ms is None else literal(ttl_ms, BigInteger)) + now_ms
     result = connection.execute(
         update(entry)

@@ -9,7 +9,7 @@ import sys
 
 import typer
 
-from kvgw.cli import bench, catalog, doctor, inspect, keys, serve
+from kvgw.cli import bench, catalog, doctor, inspect, keys, serve, upkeep
 from kvgw.cli.output import error_console
 from kvgw.errors import Code, KvgwError, Outage
 from storage.errors import StorageError
@@ -29,6 +29,9 @@ app.command("migrate")(catalog.migrate)
 app.command("status")(inspect.status)
 app.command("stats")(inspect.stats)
 app.command("doctor")(doctor.doctor)
+app.command("backup")(upkeep.backup)
+app.command("restore")(upkeep.restore)
+app.command("wipe")(upkeep.wipe)
 app.command("bench")(bench.bench)
 app.add_typer(inspect.namespaces, name="namespace")
 app.add_typer(keys.keys, name="keys")

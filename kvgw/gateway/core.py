@@ -144,13 +144,15 @@ class Gateway:
         place = await self._directory.place(caller, request.namespace)
         kv_format = await self._directory.format(place.scope, request.fingerprint)
         keys = entry_keys(place.keys.names.entry, kv_format.fingerprint, request.keys)
-        count, dead = await self._rooms.catalog.delete_keys(
+        count, dead, generation = await self._rooms.catalog.delete_for_good(
             place.scope, kv_format.format_id, keys, self._rooms.time.now_ms()
         )
         for blob_id in dead:
             self._rooms.staging.drop(blob_name(place.scope.namespace, blob_id))
         if dead:
             self._rooms.backlog.note_dead(place.scope)
+        # Before it is acknowledged: from now on an older copy of the catalog, which still lists the chunks, is refused.
+        await self._rooms.keyring.advance(generation)
         return DeleteReply(count)
 
     async def _stat(self, caller: Caller, request: StatRequest) -> StatReply:

@@ -22,13 +22,16 @@ from kvgw.maintenance.writeback import WriteBack
 from storage.errors import StorageError
 from storage.nvme import NvmeState, NvmeTier
 from storage.tier import blob_name
-from tenancy.errors import TenancyError
+from tenancy.errors import CatalogUnavailable, TenancyError
 from tenancy.model import Scope
 
 log = logging.getLogger("kvgw.maintenance")
 
 BACKLOG_PAUSE_SECONDS: Final = 0.05
 """Work that arrives in a burst is taken up together."""
+HEARTBEAT_SECONDS: Final = 5.0
+"""A heartbeat that took longer is tried anew, on another connection: the network may have dropped this one silently."""
+HITS_BATCH: Final = 500
 NO_BLOB: Final = blob_name(UUID(int=0), bytes(16))
 
 
@@ -78,6 +81,7 @@ class Crew:
                 ("evict", pace.evict, self.evict),
                 ("orphans", pace.orphans, self.look_for_orphans),
                 ("heartbeat", pace.heartbeat, self.heartbeat),
+                ("hits", pace.heartbeat, self.write_down_hits),
                 ("reach", pace.reach, self.reach),
             ):
                 group.create_task(self._repeat(name, period, job))
@@ -126,7 +130,24 @@ class Crew:
                 self._tell(f"orphans {label}", report.refused)
 
     async def heartbeat(self) -> None:
-        """Say that this process lives, write down gathered hits, and refresh the gauges."""
+        """Say that this process lives, and refresh the gauges."""
+        rooms = self._rooms
+        try:
+            async with asyncio.timeout(HEARTBEAT_SECONDS):
+                await self._beat()
+        except TimeoutError as error:
+            raise CatalogUnavailable(
+                f"the catalog database did not take a heartbeat within {HEARTBEAT_SECONDS:g} s"
+            ) from error
+        rooms.metrics.clock_behind.set(rooms.time.behind_ms / 1000)
+        if self._nvme is not None:
+            space = self._nvme.statistics
+            rooms.metrics.tier_bytes.labels("nvme").set(space.used_bytes)
+            rooms.metrics.tier_up.labels("nvme").set(space.state is NvmeState.OK)
+            if space.state is not NvmeState.OK:
+                self._tell("nvme", f"the NVMe tier takes no writes: {space.reason}")
+
+    async def _beat(self) -> None:
         rooms = self._rooms
         asked_at = rooms.clock.monotonic()
         database_ms = await rooms.catalog.database_now_ms()
@@ -136,15 +157,12 @@ class Crew:
             # Given up by the others while it was away: what only its staging held is lost, and it begins anew.
             await rooms.catalog.announce(kvgw.__version__, rooms.time.now_ms(), int(LEASE_SECONDS * 1000))
         rooms.fence.heard(asked_at)
-        for scope, hits in rooms.backlog.take_hits().items():
-            await rooms.catalog.record_hits(scope, hits)
-        rooms.metrics.clock_behind.set(rooms.time.behind_ms / 1000)
-        if self._nvme is not None:
-            space = self._nvme.statistics
-            rooms.metrics.tier_bytes.labels("nvme").set(space.used_bytes)
-            rooms.metrics.tier_up.labels("nvme").set(space.state is NvmeState.OK)
-            if space.state is not NvmeState.OK:
-                self._tell("nvme", f"the NVMe tier takes no writes: {space.reason}")
+
+    async def write_down_hits(self) -> None:
+        """Add the gathered hits to their entries: few at a time, since PUTs of the namespace wait meanwhile."""
+        for scope, hits in self._rooms.backlog.take_hits().items():
+            for start in range(0, len(hits), HITS_BATCH):
+                await self._rooms.catalog.record_hits(scope, hits[start : start + HITS_BATCH])
 
     async def reach(self) -> None:
         """Ask S3 for a blob that cannot be, so that an outage is known, and said, before anybody needs it."""

@@ -96,13 +96,15 @@ async def opened(
         stack.callback(workers.close)
         file_workers = ThreadWorkers(max(4, 2 * usable_cpus()), "kvgw-file")
         stack.callback(file_workers.close)
-        node = Node(folder.node_name(settings.node, world.rng), world.rng.token(8).hex())
+        node = Node(folder.node_name(settings.node, world.rng), world.rng.token(8).hex(), _why_alone(settings))
         catalog = Catalog(await open_database(stack, settings.catalog, folder.path), node)
         time = await _open_time(catalog, world.clock)
+        fence = Fence(world.clock)  # begins before the heartbeat that it stands for
         # The lock on the data folder proves that an earlier run is over, unless the node's name is not the folder's.
         await catalog.announce(kvgw.__version__, time.now_ms(), int(LEASE_SECONDS * 1000) if settings.node else 0)
         stack.push_async_callback(_leave, catalog, time)
         keys = await open_keys(stack, settings, folder.path, file_workers, world.rng)
+        await catalog.admit_generation(await keys.store.generation())
         keyring = Keyring(keys.root, keys.store, catalog, world.clock, world.rng.token)
         policy = policy_of(settings.defaults)
         tenant, first_token = await first_start(catalog, keyring, world.rng, time.now_ms(), keys.pepper, policy)
@@ -120,7 +122,7 @@ async def opened(
             metrics=Metrics(),
             clock=world.clock,
             time=time,
-            fence=Fence(world.clock),
+            fence=fence,
             rng=world.rng,
             workers=workers,
         )
@@ -140,6 +142,15 @@ async def opened(
             s3=s3,
             first_token=first_token,
         )
+
+
+def _why_alone(settings: Settings) -> str:
+    """What keeps this gateway from being one of several; a SQLite catalog has no other one anyway."""
+    if settings.catalog.url and not settings.s3.bucket:
+        return "it has no s3.bucket, so others could not read its chunks"
+    if settings.catalog.url and settings.keys.store != "s3":
+        return "its keys.store is file, which others cannot reach"
+    return ""
 
 
 async def _open_time(catalog: Catalog, clock: Clock) -> CatalogTime:

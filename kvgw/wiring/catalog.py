@@ -33,6 +33,18 @@ async def open_database(stack: AsyncExitStack, settings: CatalogSettings, folder
     return database
 
 
+async def open_to_read(stack: AsyncExitStack, settings: CatalogSettings, folder: Path) -> Database:
+    """The catalog's database for reading, beside gateways that run. Raises as `open_database`."""
+    if settings.url:
+        return await _open_postgres(stack, settings)
+    workers = ThreadWorkers(1, "kvgw-catalog")
+    stack.callback(workers.close)
+    file = Path(settings.file) if settings.file else folder / "catalog.db"
+    database = SqliteDatabase(file, workers, read_only=True)
+    stack.push_async_callback(database.aclose)
+    return database
+
+
 async def _open_postgres(stack: AsyncExitStack, settings: CatalogSettings) -> PostgresDatabase:
     password = read_secret(settings.password_file) if settings.password_file else None
     database = PostgresDatabase(parse_url(settings.url, password), settings.pool)

@@ -46,18 +46,16 @@ async def open_keys(stack: AsyncExitStack, settings: Settings, data: Path, worke
     """
     folder = keys_folder(settings, data)
     shared = settings.keys.store == "s3"
-    root: RootKey
-    store: KeyStore
-    if shared:
-        root = await FileRootKey.open(folder, workers, rng.token)
-        store = await _shared_store(stack, settings)
-    else:
-        root = await FileRootKey.open_or_create(folder, workers, rng.token)
-        store = await FileKeyStore.open(folder, workers)
+    opens = FileRootKey.open if shared else FileRootKey.open_or_create
+    root = await opens(folder, workers, rng.token)
+    store = await open_store(stack, settings, data, workers)
     return Keys(root, store, await _pepper(root, store, rng), shared)
 
 
-async def _shared_store(stack: AsyncExitStack, settings: Settings) -> S3KeyStore:
+async def open_store(stack: AsyncExitStack, settings: Settings, data: Path, workers: Workers) -> KeyStore:
+    """The store of wrapped namespace keys. Raises `SettingsError` and `KeyRefused`."""
+    if settings.keys.store == "file":
+        return await FileKeyStore.open(keys_folder(settings, data), workers)
     if not settings.s3.bucket:
         raise SettingsError("keys.store is s3, but s3.bucket names no bucket")
     if settings.keys.s3_prefix.startswith(settings.s3.prefix + "v1/"):

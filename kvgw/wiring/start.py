@@ -37,7 +37,7 @@ async def first_start(
         except RegistryRefused:  # another gateway of this catalog was first
             known = await catalog.tenant(FIRST_TENANT)
         else:
-            await create_namespace(catalog, keyring, rng.token, now_ms, tenant, DEFAULT_NAMESPACE, policy)
+            await _first_namespace(catalog, keyring, rng, now_ms, tenant, policy)
             token = new_token(rng.token)
             row = token_row(token, pepper.reveal(), tenant, FIRST_PERMISSIONS, "*", now_ms + FIRST_TOKEN_DAYS * _DAY_MS)
             await catalog.add_token(row, now_ms)
@@ -45,12 +45,23 @@ async def first_start(
     assert known is not None
     namespace = await catalog.namespace(known, DEFAULT_NAMESPACE)
     if namespace is None:
-        await create_namespace(catalog, keyring, rng.token, now_ms, known, DEFAULT_NAMESPACE, policy)
+        await _first_namespace(catalog, keyring, rng, now_ms, known, policy)
     else:
         # The keys of another gateway stop the start, instead of failing every request after it.
         with contextlib.suppress(KeyUnavailable, KeyGone):
             await keyring.keys(namespace.scope)
     return known, None
+
+
+async def _first_namespace(
+    catalog: Catalog, keyring: Keyring, rng: Rng, now_ms: int, tenant: UUID, policy: Policy
+) -> None:
+    """Make the namespace, unless another gateway that starts too has made it in this moment."""
+    try:
+        await create_namespace(catalog, keyring, rng.token, now_ms, tenant, DEFAULT_NAMESPACE, policy)
+    except RegistryRefused:
+        if await catalog.namespace(tenant, DEFAULT_NAMESPACE) is None:
+            raise
 
 
 def policy_of(defaults: DefaultSettings) -> Policy:

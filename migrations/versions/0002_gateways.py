@@ -33,6 +33,7 @@ _LOOKED_UP = "token_id = nullif(current_setting('kvgw.token', true), '')"
 
 def upgrade() -> None:
     op.add_column("gateway_process", sa.Column("left_ms", sa.BigInteger(), nullable=True))
+    op.add_column("gateway_process", sa.Column("alone", sa.String(length=64), nullable=True))
     op.create_table(
         "maintenance_lease",
         sa.Column("job", sa.String(length=32), nullable=False),
@@ -54,6 +55,7 @@ def downgrade() -> None:
             op.execute(f"ALTER TABLE {table} NO FORCE ROW LEVEL SECURITY")
             op.execute(f"ALTER TABLE {table} DISABLE ROW LEVEL SECURITY")
     op.drop_table("maintenance_lease")
+    op.drop_column("gateway_process", "alone")
     op.drop_column("gateway_process", "left_ms")
 
 

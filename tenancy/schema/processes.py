@@ -15,6 +15,7 @@ gateway_process = Table(
     Column("started_ms", BigInteger, nullable=False),
     Column("heartbeat_ms", BigInteger, nullable=False),
     Column("left_ms", BigInteger),
+    Column("alone", String(64)),
 )
 
 maintenance_lease = Table(
@@ -30,5 +31,6 @@ clock_mark = Table(
     metadata,
     Column("mark_id", Integer, primary_key=True),
     Column("high_water_ms", BigInteger, nullable=False),
+    Column("generation", BigInteger, nullable=False, server_default="0"),
     CheckConstraint("mark_id = 1", name="single"),
 )

@@ -196,6 +196,7 @@ async def test_R23_what_is_not_the_protocol_is_an_outage_never_an_exception(tmp_
         frame_bytes(Kind.DONE, 0),
         frame_bytes(Kind.ERROR, 0, wire.Failure(Code.UNAVAILABLE, "cannot authenticate now")),
     ],
+    ids=["names both ranges", "newer prefix", "strange welcome", "no welcome", "cannot authenticate"],
 )
 @aio
 async def test_R23_a_gateway_of_another_version_is_an_outage(tmp_path: Path, first: bytes) -> None:
@@ -219,6 +220,7 @@ async def test_R23_a_gateway_of_another_version_is_an_outage(tmp_path: Path, fir
         [frame_bytes(Kind.DATA, 1, index=0, payload_bytes=4097) + b"\x5a" * 4097],
         [frame_bytes(Kind.DATA, 1, index=0, offset=1, payload_bytes=64) + b"\x5a" * 64],
     ],
+    ids=["no end", "half a chunk", "not sent", "other index", "too long", "hole"],
 )  # fmt: skip
 @aio
 async def test_what_was_not_announced_whole_is_not_a_hit(tmp_path: Path, frames: list[bytes]) -> None:

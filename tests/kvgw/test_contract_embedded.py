@@ -9,10 +9,11 @@ from kvgw.model import Outcome
 from tests.support.aio import aio
 from tests.support.gateway_contract import GatewayContract
 from tests.support.gateway_isolation import IsolationContract
+from tests.support.gateway_refusals import RefusalContract
 from tests.support.gateways import SMALL, format_of, keys_of, payloads_of, read
 
 
-class TestEmbedded(GatewayContract, IsolationContract):
+class TestEmbedded(GatewayContract, RefusalContract, IsolationContract):
     kind = "embedded"
 
 

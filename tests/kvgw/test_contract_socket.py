@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from tests.support.gateway_contract import GatewayContract
 from tests.support.gateway_isolation import IsolationContract
+from tests.support.gateway_refusals import RefusalContract
 
 
-class TestUnixSocket(GatewayContract, IsolationContract):
+class TestUnixSocket(GatewayContract, RefusalContract, IsolationContract):
     kind = "unix"
 
 
-class TestTcp(GatewayContract, IsolationContract):
+class TestTcp(GatewayContract, RefusalContract, IsolationContract):
     kind = "tcp"

@@ -198,8 +198,8 @@ async def test_errors_that_nobody_reads_end_the_connection(tmp_path: Path) -> No
         client, registered, payloads = await prepared(gateway)
         async with peer_of(gateway) as peer:
             wrong = frame_bytes(Kind.REQUEST, 1, StatRequest("missing"))
-            with pytest.raises((ConnectionError, TimeoutError)):
-                async with asyncio.timeout(20):
+            with pytest.raises(ConnectionError):
+                async with asyncio.timeout(10):
                     while True:
                         await peer.send_bytes(wrong * 100)
         await gateway.check_clean()

@@ -1,11 +1,11 @@
 """A TCP proxy with faults, in the event loop of the test: what stands between a gateway and its database.
 
-    async with Proxy(5432) as proxy:
-        proxy.port
-        proxy.freeze()   # connections stay open and nothing passes, as behind a network that drops packets
-        proxy.heal()     # new connections pass again; those that were frozen stay dead for ever
-        proxy.thaw()     # the frozen ones go on, with what was sent meanwhile
-        proxy.cut()      # all connections break, and new ones are refused until heal()
+async with Proxy(5432) as proxy:
+    proxy.port
+    proxy.freeze()   # connections stay open and nothing passes, as behind a network that drops packets
+    proxy.heal()     # new connections pass again; those that were frozen stay dead for ever
+    proxy.thaw()     # the frozen ones go on, with what was sent meanwhile
+    proxy.cut()      # all connections break, and new ones are refused until heal()
 """
 
 from __future__ import annotations
