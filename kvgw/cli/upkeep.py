@@ -107,13 +107,15 @@ async def _copy(settings: Settings, folder: Path) -> list[str]:
 
 
 async def _put_back(settings: Settings, folder: Path, lines: list[str]) -> int:
-    async with _alone(settings, folder) as database:
+    async with AsyncExitStack() as stack:
+        database = await stack.enter_async_context(_alone(settings, folder))
         if await database.read(registry.count_tenants):
             raise RequestRefused("the catalog has tenants already: a copy is put back into an empty one only")
         count = 0
         for tenant, put in copies.read(lines, migrate.newest_revision()):
             await database.write(put, Sight(tenant))
             count += 1
+        await _begin_cold(stack, database, settings, folder)
         return count
 
 
@@ -133,11 +135,19 @@ async def _wipe(settings: Settings, folder: Path) -> tuple[int, int]:
             await open_s3(stack, settings.s3, clock),
         ]
         blobs = sum([await _empty(tier) for tier in tiers if tier is not None])
-        store = await open_store(stack, settings, folder, workers)
-        known = await store.generation()
-        await database.write(lambda connection: processes.raise_high_water(connection, clock.now_ms()))
-        await store.advance(await database.write(lambda connection: generation.catch_up(connection, known)))
+        await _begin_cold(stack, database, settings, folder)
         return chunks, blobs
+
+
+async def _begin_cold(stack: AsyncExitStack, database: Database, settings: Settings, folder: Path) -> None:
+    """The catalog lists no chunk any more, so that it may be newer than whatever the keys have seen."""
+    workers = ThreadWorkers(1)
+    stack.callback(workers.close)
+    store = await open_store(stack, settings, folder, workers)
+    known = await store.generation()
+    now_ms = SystemClock().now_ms()
+    await database.write(lambda connection: processes.raise_high_water(connection, now_ms))
+    await store.advance(await database.write(lambda connection: generation.catch_up(connection, known)))
 
 
 async def _empty(tier: Tier) -> int:

@@ -53,21 +53,30 @@ def left_running(folder: Path) -> list[str]:
     return found
 
 
-def bench(folder: Path, *options: str) -> tuple[Report, str]:
+def bench(folder: Path, *options: str, **variables: str) -> tuple[Report, str]:
     """Run the command; the report that it wrote and what it printed."""
     file = folder / "report.json"
     world = folder / "tmp"
     world.mkdir()
     command = [*COMMAND, *TINY, "--json", str(file), *options]
-    run = subprocess.run(command, env=environment(world), capture_output=True, text=True, timeout=100, check=False)
+    run = subprocess.run(
+        command, env=environment(world) | variables, capture_output=True, text=True, timeout=100, check=False
+    )
     assert run.returncode == 0, run.stdout + run.stderr
     assert left_running(world) == []
     assert list(world.iterdir()) == [], "the temporary data folder is gone"
     return msgspec.json.decode(file.read_bytes(), type=Report, strict=True), run.stdout
 
 
-def test_a_tiny_run(tmp_path: Path) -> None:
-    report, printed = bench(tmp_path, "--no-redis", "--clients", "2", "--namespaces", "2")
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, str]:
+    """One run for several tests, for each takes seconds of starting processes: two clients, and no Redis to be found."""
+    folder = tmp_path_factory.mktemp("tiny")
+    return bench(folder, "--clients", "2", "--namespaces", "2", PATH=str(folder))
+
+
+def test_a_tiny_run(tiny: tuple[Report, str]) -> None:
+    report, printed = tiny
     assert [(row.op, row.chunk_bytes, row.batch) for row in report.rows] == [
         ("put", 65536, 4),
         ("get", 65536, 4),
@@ -94,6 +103,13 @@ def test_a_tiny_run(tmp_path: Path) -> None:
     assert "load average" in printed
 
 
+def test_without_redis_it_says_so(tiny: tuple[Report, str]) -> None:
+    report, printed = tiny
+    assert report.notes == ["redis: not measured: redis-server is not installed"]
+    assert report.notes[0] in printed
+
+
+@pytest.mark.slow
 @needs_redis
 def test_redis_in_the_same_rounds_over_tcp(tmp_path: Path) -> None:
     report, printed = bench(tmp_path, "--redis", "--transport", "tcp", "--rounds", "1")
@@ -102,14 +118,8 @@ def test_redis_in_the_same_rounds_over_tcp(tmp_path: Path) -> None:
     assert "× redis" in printed
 
 
-def test_without_redis_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    report, printed = bench(tmp_path, "--rounds", "1")
-    assert report.notes == ["redis: not measured: redis-server is not installed"]
-    assert report.notes[0] in printed
-
-
-@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+# What both do differs in one line, that SIGTERM is taken for Ctrl-C: the ordinary run tries the one that needs it.
+@pytest.mark.parametrize("ending", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_interrupted_it_leaves_nothing_running(tmp_path: Path, ending: signal.Signals) -> None:
     run = subprocess.Popen([*COMMAND, *TINY, "--rounds", "1000"], env=environment(tmp_path), stdout=subprocess.DEVNULL)
     try:

@@ -141,3 +141,14 @@ async def crash(gateway: House) -> None:
     async def nothing(_now_ms: int) -> None: ...
 
     gateway.opened.rooms.catalog.leave = nothing  # type: ignore[method-assign]
+
+
+async def pass_time(gateway: House, seconds: float) -> None:
+    """Let the catalog's time go on for one gateway on a manual clock, which says afterwards that it lives.
+
+    The database's clock did not go on; a gateway's time never runs backward, so that it keeps what it once told.
+    """
+    assert gateway.clock is not None
+    gateway.clock.advance(seconds)
+    gateway.opened.rooms.time.now_ms()
+    await gateway.opened.crew.heartbeat()
