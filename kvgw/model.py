@@ -100,7 +100,7 @@ class MatchRequest(Struct, frozen=True, tag_field="op", tag="match"):
     keys: EngineKeys
     namespace: NamespaceName = ""
     lease_ms: Annotated[int, Meta(ge=0, le=60_000)] = 0
-    """Shields the run from eviction for so long; ends with the next `get` of it."""
+    """Shields the run from eviction from NVMe for so long; ends with the next `get` of it."""
     deadline_ms: DeadlineMs = 10_000
 
 

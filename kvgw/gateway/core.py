@@ -121,6 +121,9 @@ class Gateway:
             self._rooms.time.now_ms(),
         )
         count = min(_leading_run(keys, found) for keys in names)
+        if request.lease_ms:
+            leased = (found[key].blob_id for keys in names for key in keys[:count])
+            self._rooms.leases.take(place.scope.tenant, leased, request.lease_ms)
         self._rooms.metrics.match_keys.labels("hit").inc(count)
         self._rooms.metrics.match_keys.labels("miss").inc(len(request.keys) - count)
         return MatchReply(count, [self._fastest(place, found[key]) for key in names[0][:count]])

@@ -64,6 +64,7 @@ class GetVerb:
         now_ms = self._rooms.time.now_ms()
         for one in hits:
             self._rooms.backlog.note_hit(place.scope, one.format_id, one.entry_key, now_ms)
+            self._rooms.leases.end(place.scope.tenant, one.blob_id)
         if not place.namespace.sliding_ttl:
             return {}
         worn = [one for one in hits if 4 * (one.expires_ms - now_ms) < 3 * one.ttl_ms]

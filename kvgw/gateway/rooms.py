@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from kvgw.fence import Fence
 from kvgw.gateway.backlog import Backlog
+from kvgw.gateway.leases import MatchLeases
 from kvgw.metrics import Metrics
 from kvgw.runtime import Clock, Rng, Workers
 from storage.staging import Staging
@@ -31,6 +32,7 @@ class Rooms:
     time: CatalogTime
     """What the catalog's rows are compared with: never runs backward."""
     fence: Fence
+    leases: MatchLeases
     rng: Rng
     workers: Workers
 

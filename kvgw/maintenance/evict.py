@@ -37,7 +37,9 @@ class Eviction:
         needed = used - int(LOW_WATER * space.limit_bytes)
         candidates: list[Candidate] = []
         for scope in scopes:
-            candidates += await self._rooms.catalog.eviction_candidates(scope, CANDIDATES)
+            shielded = self._rooms.leases.shielded(scope.tenant)
+            found = await self._rooms.catalog.eviction_candidates(scope, CANDIDATES + len(shielded))
+            candidates += [one for one in found if one.blob_id not in shielded]
         candidates.sort(key=lambda one: (one.last_hit_ms, -one.depth))
         chosen: defaultdict[Scope, list[bytes]] = defaultdict(list)
         freed = 0

@@ -16,6 +16,7 @@ from kvgw.gateway.admin import AdminVerbs
 from kvgw.gateway.backlog import Backlog
 from kvgw.gateway.core import Gateway
 from kvgw.gateway.directory import Directory
+from kvgw.gateway.leases import MatchLeases
 from kvgw.gateway.rooms import Rooms
 from kvgw.maintenance.crew import Crew, Pace
 from kvgw.metrics import Metrics
@@ -123,6 +124,7 @@ async def opened(
             clock=world.clock,
             time=time,
             fence=fence,
+            leases=MatchLeases(world.clock),
             rng=world.rng,
             workers=workers,
         )

@@ -70,7 +70,7 @@ def bench(folder: Path, *options: str, **variables: str) -> tuple[Report, str]:
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, str]:
-    """One run for several tests, for each takes seconds of starting processes: two clients, and no Redis to be found."""
+    """One run for several tests, since starting its processes takes seconds: two clients, and no Redis to be found."""
     folder = tmp_path_factory.mktemp("tiny")
     return bench(folder, "--clients", "2", "--namespaces", "2", PATH=str(folder))
 

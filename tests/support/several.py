@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -33,7 +35,7 @@ from tests.support.seaweed import S3Server
 _NUMBERS = itertools.count()
 
 STILL = Pace(outbox=1e6, sweep=1e6, evict=1e6, orphans=1e6, heartbeat=1e6, reach=1e6)
-"""For a gateway on the machine's clock whose jobs a test runs itself."""
+"""For gateways whose jobs the test runs itself. On the machine's clock they still take up their backlog at once."""
 
 
 @dataclass
@@ -79,8 +81,8 @@ class Footing:
     async def gateway(
         self, name: str, *, settings: Settings | None = None, clock: ManualClock | None = None, tcp: bool = False
     ) -> AsyncIterator[House]:
-        """A gateway that listens; with a manual clock its jobs run only when they are called."""
-        world = World(clock or SystemClock(), SystemRng(), Pace() if clock is not None else STILL)
+        """A gateway that listens; with a manual clock its jobs, write-back too, run only when they are called."""
+        world = World(clock or SystemClock(), SystemRng(), STILL)
         async with serving(settings or self.settings(), self.folder / name, world=world) as served:
             wanted = TcpEndpoint if tcp else UnixEndpoint
             endpoint = next(one for one in served.endpoints if isinstance(one, wanted))
@@ -89,6 +91,15 @@ class Footing:
                 yield house
             finally:
                 await house.aclose()
+
+    async def check_clean(self, house: House, within_s: float = 10.0) -> None:
+        """Laws 4 and 7 at one gateway whose requests are over; a task that is just ending gets `within_s` for it."""
+        deadline = time.monotonic() + within_s
+        while held := await house.held():
+            assert time.monotonic() < deadline, f"law 7: still held after {within_s} s: {held}"
+            await asyncio.sleep(0.01)
+        assert await self.rows("SELECT count(*) FROM reservation") == [(0,)], "law 7"
+        await self.check_quota(house.opened)
 
     async def rows(self, statement: str) -> list[Any]:
         """A statement of one who sees every row."""

@@ -297,7 +297,7 @@ class QuotaMachine(RuleBasedStateMachine):
 
 
 QuotaMachine.TestCase.settings = settings(
-    max_examples=40,
+    max_examples=30,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),
