@@ -41,11 +41,10 @@ def test_the_sdk_example_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out == "3 of 3 chunks came back, the first from staging\n"
 
 
-def test_the_settings_example_is_understood(tmp_path: Path) -> None:
-    [example] = _blocks("toml")
+@pytest.mark.parametrize("example", _blocks("toml"))
+def test_the_settings_examples_are_understood(tmp_path: Path, example: str) -> None:
     assert tomllib.loads(example)
     file = tmp_path / "kvgw.toml"
     file.write_text(example, encoding="utf-8")
-    settings, notes = load(file, {})
-    assert settings.s3.bucket == "kv"
+    _, notes = load(file, {})
     assert notes == []
