@@ -22,7 +22,7 @@ from kvgw.model import Durability, NamespaceCreateRequest, NamespaceInfo, Outcom
 from kvgw.transport import SocketTransport
 
 NAMESPACES = ("default", "second")
-WRITERS = 3
+WRITERS = 2
 DEADLINE_S = 2.0
 CHUNK_BYTES = 4096
 CONTENTS = 400
@@ -92,7 +92,7 @@ class Storm:
             if self._stored and self._rng.random() < 0.1:
                 await self._delete(registered)
                 continue
-            keys = [self._new_key() for _ in range(self._rng.randint(1, 3))]
+            keys = [self._new_key() for _ in range(self._rng.randint(1, 2))]
             if self._stored and self._rng.random() < 0.2:
                 keys.append(self._rng.choice(self._stored))
             chunks = [content_of(self._namespace, key) for key in keys]

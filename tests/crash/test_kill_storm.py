@@ -80,7 +80,7 @@ def test_S05_Q04_nothing_acknowledged_is_lost_in_twenty_kills(tmp_path: Path) ->
         run(make_namespaces(str(gateway.socket)))
         with storming(gateway, diary, seed) as storm:
             for _ in range(KILLS):
-                diary.wait_for(chance.randint(1, 60), storm)
+                diary.wait_for(chance.randint(1, 80), storm)
                 gateway.kill()
                 gateway.start()
             diary.wait_for(1, storm)
@@ -133,6 +133,7 @@ async def settled(gateway: GatewayProcess) -> None:
             stats = [await client.stat() for client in clients]
             blobs = sum(1 for _ in (gateway.data / "nvme" / "v1").glob("*/??/*"))
             if is_settled(stats, blobs):
+                print(f"settled with {blobs} blobs")
                 return
             assert time.monotonic() < deadline, f"not settled after {SETTLE_S} s: {stats}, {blobs} blobs on disk"
             await asyncio.sleep(0.1)

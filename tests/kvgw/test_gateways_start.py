@@ -1,4 +1,4 @@
-"""Starting gateways on the production footing: what is refused, and with which sentence; and the database's failures."""
+"""Starting gateways on the production footing: what is refused, with which sentence; and the database's failures."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from tests.support.gateways import MIB, format_of, keys_of, payloads_of, read
 from tests.support.manual_clock import ManualClock
 from tests.support.postgres import Postgres
 from tests.support.proxy import Proxy
+from tests.support.seaweed import S3Server
 from tests.support.served import kvgw
 from tests.support.several import Footing, crash, on_footing, pass_time
 
@@ -84,31 +85,42 @@ def alone_with_key_files(shared: Footing) -> Any:
     return shared.settings(keys=KeySettings(dir=str(shared.folder / "file-keys")))
 
 
-@pytest.mark.parametrize(
+ALONE = pytest.mark.parametrize(
     ("alone", "reason"), [(alone_without_s3, "has no s3.bucket"), (alone_with_key_files, "keys.store is file")]
 )
-def test_a_gateway_that_others_cannot_share_with_is_refused_company(
-    postgres: Postgres, seaweed: Any, tmp_path: Path, alone: Any, reason: str
+
+
+@ALONE
+def test_nobody_joins_a_gateway_that_cannot_share(
+    postgres: Postgres, seaweed: S3Server, tmp_path: Path, alone: Any, reason: str
 ) -> None:
     async def body(shared: Footing) -> None:
-        lonely = alone(shared)
-        async with shared.gateway("a", settings=lonely):
+        async with shared.gateway("a", settings=alone(shared)):
             for other in (shared.settings(), alone(shared)):
                 with pytest.raises(CatalogMisconfigured, match=rf"only be alone on it: .*{reason}.* keys.store = s3"):
                     async with shared.gateway("b", settings=other):
                         pass
-        async with shared.gateway("a", settings=lonely):
-            assert True, "alone, and again after it left, it starts"
-        await shared.rows("DELETE FROM namespace_key; DELETE FROM quota; DELETE FROM api_token; DELETE FROM namespace; "
-                          "DELETE FROM tenant RETURNING 1")  # fmt: skip
-        async with shared.gateway("c", clock=ManualClock()) as c, shared.gateway("d"):
-            with pytest.raises(CatalogMisconfigured, match=reason):
-                async with shared.gateway("a", settings=lonely):
-                    pass
+        async with shared.gateway("a", settings=alone(shared)):
+            assert reason in (await shared.rows("SELECT alone FROM gateway_process"))[0][0]
+
+    on_footing(body)(postgres, seaweed, tmp_path)
+
+
+@ALONE
+def test_a_gateway_that_cannot_share_joins_nobody(
+    postgres: Postgres, seaweed: S3Server, tmp_path: Path, alone: Any, reason: str
+) -> None:
+    async def body(shared: Footing) -> None:
+        async with shared.gateway("c", clock=ManualClock()) as c:
+            for _ in range(2):
+                with pytest.raises(CatalogMisconfigured, match=reason):
+                    async with shared.gateway("a", settings=alone(shared)):
+                        pass
             await crash(c)
         with pytest.raises(CatalogMisconfigured, match=reason):
-            async with shared.gateway("a", settings=lonely):
+            async with shared.gateway("a", settings=alone(shared)):
                 pass
+        assert await shared.rows("SELECT count(*) FROM gateway_process") == [(1,)], "who was refused left no trace"
 
     on_footing(body)(postgres, seaweed, tmp_path)
 
@@ -201,7 +213,7 @@ async def test_an_old_schema_is_refused_with_the_command_and_a_newer_one_by_name
     shared.server.create_database(f"{shared.database}_empty")
     async with AsyncExitStack() as stack:
         settings = CatalogSettings(url=f"{shared.url()}_empty")
-        with pytest.raises(CatalogMisconfigured, match="revision none.*kvgw migrate"):
+        with pytest.raises(CatalogMisconfigured, match=r"revision none.*kvgw migrate"):
             await open_database(stack, settings, shared.folder)
 
 
