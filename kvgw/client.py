@@ -250,8 +250,11 @@ class Client:
         except TimeoutError as error:
             self._breaker.failed()
             raise Outage(f"no answer within the deadline of {limit_s:g} s", Code.DEADLINE) from error
-        except Outage:
-            self._breaker.failed()
+        except Outage as error:
+            if error.answered:
+                self._breaker.succeeded()
+            else:
+                self._breaker.failed()
             raise
         except KvgwError:
             self._breaker.succeeded()

@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
 from kvgw import wire
 from kvgw.client import Client, ClientOptions
-from kvgw.errors import Outage
+from kvgw.errors import KvgwError, Outage
 from kvgw.gateway.core import Gateway
 from kvgw.model import GetReply, GetRequest, PutReply, PutRequest, Question
 from kvgw.settings import Settings
@@ -38,15 +38,21 @@ class EmbeddedTransport:
         self._closed = False
 
     async def ask(self, request: Question, answer: type[Answer]) -> Answer:
-        reply = await self._gateway.answer(self._caller, self._checked(request))
+        checked = self._checked(request)
+        with _answers():
+            reply = await self._gateway.answer(self._caller, checked)
         assert isinstance(reply, answer)
         return reply
 
     async def put(self, request: PutRequest, payloads: Sequence[memoryview]) -> PutReply:
-        return await self._gateway.put(self._caller, self._checked(request), _Source(payloads))
+        checked = self._checked(request)
+        with _answers():
+            return await self._gateway.put(self._caller, checked, _Source(payloads))
 
     async def get(self, request: GetRequest, into: Sequence[memoryview]) -> GetReply:
-        return await self._gateway.get(self._caller, self._checked(request), _Sink(into))
+        checked = self._checked(request)
+        with _answers():
+            return await self._gateway.get(self._caller, checked, _Sink(into))
 
     async def aclose(self) -> None:
         self._closed = True
@@ -60,6 +66,16 @@ class EmbeddedTransport:
         received = wire.decode_request(wire.encode(request))
         assert isinstance(received, type(request))
         return received
+
+
+@contextmanager
+def _answers() -> Iterator[None]:
+    """What the gateway raises is its answer."""
+    try:
+        yield
+    except KvgwError as error:
+        error.answered = True
+        raise
 
 
 class _Source:

@@ -44,6 +44,8 @@ class KvgwError(Exception):
     """Root of every error that kvgw raises on purpose."""
 
     code: Code = Code.INTERNAL
+    answered = False
+    """Whether a gateway said so: then it is there, however ill something behind it may be."""
 
     def __init__(self, message: str, code: Code | None = None) -> None:
         super().__init__(message)

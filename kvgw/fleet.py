@@ -113,7 +113,8 @@ class FleetTransport:
                 member.breaker.failed()
                 last = Outage(f"{member.name} did not answer within {share:.3g} s", Code.DEADLINE)
             except Outage as error:
-                member.breaker.failed()
+                # One that says that it cannot is there all the same; another may be able to.
+                member.breaker.succeeded() if error.answered else member.breaker.failed()
                 last = error
             except KvgwError:
                 member.breaker.succeeded()

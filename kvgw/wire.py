@@ -93,7 +93,9 @@ class Failure(Struct, frozen=True):
     message: str
 
     def error(self) -> KvgwError:
-        return from_code(self.code, self.message)
+        error = from_code(self.code, self.message)
+        error.answered = True
+        return error
 
 
 class Frame(Struct, frozen=True):

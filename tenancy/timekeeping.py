@@ -24,6 +24,10 @@ class CatalogTime:
     def __init__(self, clock: Clock, high_water_ms: int) -> None:
         self._clock = clock
         self._latest_ms = high_water_ms
+        self.found_ms = high_water_ms
+        """The latest time that the catalog knew when it was opened."""
+        self.began_ms = clock.now_ms()
+        """When it was opened, by the machine's clock."""
         self._offset_ms: float | None = None
 
     def now_ms(self) -> int:

@@ -18,7 +18,7 @@ from kvgw.gateway.rooms import Rooms
 from kvgw.model import Durability, PutOutcome, PutReply, PutRequest
 from kvgw.runtime import finish
 from storage.access import Window
-from storage.errors import StorageError, TierUnavailable
+from storage.errors import StorageError
 from storage.tier import blob_name
 from tenancy.access import Caller, Permission
 from tenancy.births import Batch, NewChunk
@@ -137,7 +137,7 @@ class PutVerb:
             return
         try:
             await tier.delete(names)
-        except TierUnavailable:
+        except StorageError:
             self._rooms.metrics.orphans.labels(tier.label).inc(len(names))
 
 

@@ -1,6 +1,7 @@
 """Orphans: bytes in a tier that no row points at, left by crashes. Deleted when seen twice, a grace period apart.
 
-A listing that would have most of a tier deleted is not believed: it is a lost or foreign catalog, not a crash.
+Some blobs without a row are no orphans but strangers: of a namespace that the catalog never heard of, or written when
+it was not there to see it. A few may be anything; many mean a lost, older or foreign catalog: then none is deleted.
 """
 
 from __future__ import annotations
@@ -11,14 +12,16 @@ from typing import Final
 from uuid import UUID
 
 from kvgw.gateway.rooms import Rooms
-from storage.tier import Tier, parse_name
+from storage.tier import BlobInfo, Tier, parse_name
 from tenancy.model import Scope
 
 PAGE: Final = 1000
 IMPLAUSIBLE_COUNT: Final = 50
-"""Up to so many orphans are believed whatever their share."""
+"""Up to so many strangers are taken for orphans whatever their share."""
 IMPLAUSIBLE_SHARE: Final = 0.2
-"""More orphans than this share of a tier are not believed."""
+"""More strangers than this share of a tier are not."""
+UNSEEN_MARGIN_MS: Final = 600_000
+"""Clocks and heartbeats may differ by this before a blob counts as written in the catalog's absence."""
 
 
 @dataclass(slots=True)
@@ -52,24 +55,25 @@ class OrphanSweep:
         """Look through a tier once. `scopes`: every namespace of the catalog by its id. Raises `TierUnavailable`."""
         tier = self._rooms.tiers[label]
         report = OrphanReport()
-        unknown: list[str] = []
-        page: list[str] = []
+        orphans: list[str] = []
+        strangers: list[str] = []
+        page: list[BlobInfo] = []
         async for info in tier.scan():
-            page.append(info.name)
+            page.append(info)
             report.seen += 1
             if len(page) == PAGE:
-                unknown += await self._without_row(label, page, scopes)
+                await self._sort_out(label, page, scopes, orphans, strangers)
                 page = []
-        unknown += await self._without_row(label, page, scopes)
-        if len(unknown) > max(IMPLAUSIBLE_COUNT, IMPLAUSIBLE_SHARE * report.seen):
-            report.waiting = len(unknown)
+        await self._sort_out(label, page, scopes, orphans, strangers)
+        if len(strangers) > max(IMPLAUSIBLE_COUNT, IMPLAUSIBLE_SHARE * report.seen):
             report.refused = (
-                f"{len(unknown)} of {report.seen} blobs in {label} have no row in this catalog; that is no crash but "
-                "a lost or foreign catalog: nothing is deleted. Bring the catalog back; if the blobs may go, delete "
-                "them by hand while no gateway runs"
+                f"{len(strangers)} of {report.seen} blobs in {label} are strangers to this catalog; that is no crash "
+                "but a lost, older or foreign catalog: they are not deleted. Bring the right catalog back, or run kvgw wipe"
             )
-            return report
-        await self._delete(tier, label, unknown, report)
+        else:
+            orphans += strangers
+        await self._delete(tier, label, orphans, report)
+        report.waiting += len(strangers) if report.refused else 0
         return report
 
     async def _delete(self, tier: Tier, label: str, unknown: list[str], report: OrphanReport) -> None:
@@ -84,17 +88,26 @@ class OrphanSweep:
         self._suspects[label].since = {name: first for name, first in since.items() if name not in set(ripe)}
         report.waiting = len(self._suspects[label].since)
 
-    async def _without_row(self, label: str, names: list[str], scopes: dict[UUID, Scope]) -> list[str]:
-        by_namespace: defaultdict[UUID, dict[bytes, str]] = defaultdict(dict)
-        for name in names:
-            namespace, blob_id = parse_name(name)
-            by_namespace[namespace][blob_id] = name
-        unknown: list[str] = []
+    async def _sort_out(
+        self, label: str, page: list[BlobInfo], scopes: dict[UUID, Scope], orphans: list[str], strangers: list[str]
+    ) -> None:
+        """Put the blobs of `page` that have no row where they belong."""
+        by_namespace: defaultdict[UUID, dict[bytes, BlobInfo]] = defaultdict(dict)
+        for info in page:
+            namespace, blob_id = parse_name(info.name)
+            by_namespace[namespace][blob_id] = info
         for namespace, blobs in by_namespace.items():
             scope = scopes.get(namespace)
-            known: set[bytes] = set()
-            if scope is not None:
-                node = self._rooms.placement_node(label)
-                known = await self._rooms.catalog.known_objects(scope, label, node, list(blobs))
-            unknown += [name for blob_id, name in blobs.items() if blob_id not in known]
-        return unknown
+            if scope is None:
+                strangers += [info.name for info in blobs.values()]
+                continue
+            node = self._rooms.placement_node(label)
+            known = await self._rooms.catalog.known_objects(scope, label, node, list(blobs))
+            for blob_id, info in blobs.items():
+                if blob_id not in known:
+                    (strangers if self._unseen(info) else orphans).append(info.name)
+
+    def _unseen(self, info: BlobInfo) -> bool:
+        """Whether the blob was written after this catalog's last sign of life and before this process began."""
+        time = self._rooms.time
+        return time.found_ms + UNSEEN_MARGIN_MS < info.modified_ms < time.began_ms

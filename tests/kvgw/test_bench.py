@@ -136,9 +136,11 @@ def test_interrupted_it_leaves_nothing_running(tmp_path: Path, ending: signal.Si
 def test_killed_its_gateway_and_clients_end_themselves(tmp_path: Path) -> None:
     command = [*COMMAND, *TINY, "--rounds", "1000", "--no-redis"]
     run = subprocess.Popen(command, env=environment(tmp_path), stdout=subprocess.DEVNULL)
-    until(lambda: any("kvgw.bench.worker" in line for line in left_running(tmp_path)))
-    run.kill()
-    run.wait()
+    try:
+        until(lambda: any("kvgw.bench.worker" in line for line in left_running(tmp_path)))
+    finally:
+        run.kill()
+        run.wait()
     until(lambda: left_running(tmp_path) == [])
 
 
