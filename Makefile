@@ -6,6 +6,7 @@ TORCH_INDEX ?=
 WORKERS ?= 2
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
+TORTURE_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -26,10 +27,10 @@ STACK := KVGW_COMPOSE_SECRETS='$(COMPOSE_SECRETS)' KVGW_COMPOSE_MINIO_PORT=$(MIN
 	KVGW_COMPOSE_POSTGRES_PORT=$(POSTGRES_PORT) $(COMPOSE)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-all demo lint types docs clean compose-up compose-test compose-down
+.PHONY: help setup test test-all torture-gateways demo lint types docs clean compose-up compose-test compose-down
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "  PYTHON=python3.12   the interpreter of a new environment (3.11 to 3.13)"
 	@echo "  TORCH_INDEX=URL     where pip finds PyTorch's CPU wheels; without it Linux gets the far larger CUDA build"
@@ -54,6 +55,9 @@ test: $(STAMP) ## Lint, types, layers and all tests but the slow ones
 
 test-all: $(STAMP) ## The same with the slow tests
 	$(PYTEST)
+
+torture-gateways: $(STAMP) ## Five minutes of three gateways over one PostgreSQL and one S3, one killed every 20 s
+	$(BIN)/python -m tests.torture.three_gateways $(TORTURE_ARGS)
 
 demo: $(STAMP) ## The demo: a real language model over a gateway, no service needed
 	$(BIN)/python docs/demo/demo.py $(DEMO_ARGS)

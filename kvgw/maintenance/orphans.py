@@ -68,7 +68,8 @@ class OrphanSweep:
         if len(strangers) > max(IMPLAUSIBLE_COUNT, IMPLAUSIBLE_SHARE * report.seen):
             report.refused = (
                 f"{len(strangers)} of {report.seen} blobs in {label} are strangers to this catalog; that is no crash "
-                "but a lost, older or foreign catalog: they are not deleted. Bring the right catalog back, or run kvgw wipe"
+                "but a lost, older or foreign catalog: they are not deleted. Bring the right catalog back, or run "
+                "kvgw wipe"
             )
         else:
             orphans += strangers

@@ -45,7 +45,7 @@ def _one(start: Any, results: Queue[Any], work: Callable[..., Any], arguments: l
 
 
 async def reserve_until_full(start: Any, url: str, number: int, scopes: Sequence[Scope]) -> dict[Scope, int]:
-    """Reserve a few chunks at a time, in one namespace after the other, until none has room; how many it got in each."""
+    """Reserve a few chunks at a time, in one namespace after the other, until none has room; how many in each."""
     database = PostgresDatabase(parse_url(url, None), pool=1)
     try:
         catalog = Catalog(database, Node(f"node-{number}", f"boot-{number}"))
