@@ -18,7 +18,7 @@
        ├─ CatalogLocked    another process owns this catalog
        ├─ CatalogOutdated  an older copy of the catalog was put back: it lists what was deleted since
        ├─ NodeTaken        another process runs the gateway of this node
-       ├─ CatalogMisconfigured  its URL or role cannot work; the sentence names the setting
+       ├─ CatalogMisconfigured  its URL, role or second gateway cannot work; the sentence names the setting
        └─ CatalogTooNew    the catalog's schema is newer than this release reads
 
 No sentence ever holds a key, a salt, a token or plaintext.
@@ -109,7 +109,7 @@ class CatalogTooNew(CatalogUnavailable):
 
 
 class CatalogMisconfigured(CatalogUnavailable):
-    """The catalog's URL or role cannot work; the sentence names the setting and the remedy."""
+    """The catalog's URL, role or second gateway cannot work; the sentence names the setting and the remedy."""
 
 
 class NodeTaken(CatalogUnavailable):

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -68,11 +69,18 @@ def bench(folder: Path, *options: str, **variables: str) -> tuple[Report, str]:
     return msgspec.json.decode(file.read_bytes(), type=Report, strict=True), run.stdout
 
 
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder for a run. pytest's own is so long under xdist that a socket's path below it does not fit."""
+    with tempfile.TemporaryDirectory(prefix="kvgw-") as folder:
+        yield Path(folder)
+
+
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, str]:
+def tiny() -> tuple[Report, str]:
     """One run for several tests, since starting its processes takes seconds: two clients, and no Redis to be found."""
-    folder = tmp_path_factory.mktemp("tiny")
-    return bench(folder, "--clients", "2", "--namespaces", "2", PATH=str(folder))
+    with tempfile.TemporaryDirectory(prefix="kvgw-") as folder:
+        return bench(Path(folder), "--clients", "2", "--namespaces", "2", PATH=folder)
 
 
 def test_a_tiny_run(tiny: tuple[Report, str]) -> None:
@@ -111,37 +119,41 @@ def test_without_redis_it_says_so(tiny: tuple[Report, str]) -> None:
 
 @pytest.mark.slow
 @needs_redis
-def test_redis_in_the_same_rounds_over_tcp(tmp_path: Path) -> None:
-    report, printed = bench(tmp_path, "--redis", "--transport", "tcp", "--rounds", "1")
+def test_redis_in_the_same_rounds_over_tcp(short: Path) -> None:
+    report, printed = bench(short, "--redis", "--transport", "tcp", "--rounds", "1")
     systems = [(row.op, row.system, row.transport) for row in report.rows]
     assert systems == [(op, system, "tcp") for op in ("put", "get", "match64") for system in ("kvgw", "redis")]
     assert "× redis" in printed
 
 
+@contextlib.contextmanager
+def running(world: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A long run whose clients are there; killed at the end."""
+    command = [*COMMAND, *TINY, "--rounds", "1000", *options]
+    run = subprocess.Popen(command, env=environment(world), stdout=subprocess.DEVNULL)
+    try:
+        until(lambda: run.poll() is not None or any("kvgw.bench.worker" in line for line in left_running(world)))
+        assert run.returncode is None, "it ended by itself"
+        yield run
+    finally:
+        run.kill()
+        run.wait()
+
+
 # What both do differs in one line, that SIGTERM is taken for Ctrl-C: the ordinary run tries the one that needs it.
 @pytest.mark.parametrize("ending", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
-def test_interrupted_it_leaves_nothing_running(tmp_path: Path, ending: signal.Signals) -> None:
-    run = subprocess.Popen([*COMMAND, *TINY, "--rounds", "1000"], env=environment(tmp_path), stdout=subprocess.DEVNULL)
-    try:
-        until(lambda: any("kvgw.bench.worker" in line for line in left_running(tmp_path)))
+def test_interrupted_it_leaves_nothing_running(short: Path, ending: signal.Signals) -> None:
+    with running(short) as run:
         run.send_signal(ending)
         assert run.wait(30) == 130
-    finally:
-        run.kill()
-        run.wait()
-    assert left_running(tmp_path) == []
-    assert list(tmp_path.iterdir()) == []
+    assert left_running(short) == []
+    assert list(short.iterdir()) == []
 
 
-def test_killed_its_gateway_and_clients_end_themselves(tmp_path: Path) -> None:
-    command = [*COMMAND, *TINY, "--rounds", "1000", "--no-redis"]
-    run = subprocess.Popen(command, env=environment(tmp_path), stdout=subprocess.DEVNULL)
-    try:
-        until(lambda: any("kvgw.bench.worker" in line for line in left_running(tmp_path)))
-    finally:
-        run.kill()
-        run.wait()
-    until(lambda: left_running(tmp_path) == [])
+def test_killed_its_gateway_and_clients_end_themselves(short: Path) -> None:
+    with running(short, "--no-redis"):
+        pass
+    until(lambda: left_running(short) == [])
 
 
 def until(reached: Callable[[], bool], within_s: float = 40.0) -> None:

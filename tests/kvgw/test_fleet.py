@@ -69,10 +69,10 @@ class Fake:
         answers = {MatchReply: MatchReply(0, []), TouchReply: TouchReply(0), DeleteReply: DeleteReply(0)}
         return await self._answer(request, answers.get(answer))
 
-    async def put(self, request: PutRequest, payloads: Sequence[memoryview]) -> PutReply:
+    async def put(self, request: PutRequest, payloads: Sequence[memoryview]) -> Any:
         return await self._answer(request, PutReply([PutOutcome.STORED] * len(payloads), 0))
 
-    async def get(self, request: GetRequest, into: Sequence[memoryview]) -> GetReply:
+    async def get(self, request: GetRequest, into: Sequence[memoryview]) -> Any:
         return await self._answer(request, GetReply([]))
 
     async def aclose(self) -> None:
@@ -229,7 +229,7 @@ async def test_the_last_gateway_has_nearly_all_the_time_that_is_left() -> None:
     fleet.members[first].behaviour = Outage("down")
     assert await fleet.match(b"k") == second
 
-    async def slowly(request: Any, _: Any) -> Any:
+    async def slowly(request: Any, answer: Any) -> Any:
         await asyncio.sleep(0.7)
         return MatchReply(0, [])
 
@@ -252,7 +252,7 @@ async def test_a_gateway_that_was_never_asked_is_not_blamed() -> None:
     fleet = Fleet(3, failures=1, clock=clock)
     first, *others = order_of(fleet, b"k")
 
-    async def stalled(_request: Any, _answer: Any) -> Any:
+    async def stalled(request: Any, answer: Any) -> Any:
         clock.advance(5.0)  # the whole deadline passes
         raise Outage("down")
 

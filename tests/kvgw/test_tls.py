@@ -14,6 +14,8 @@ import time
 import warnings
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 from msgspec.structs import replace
@@ -102,8 +104,29 @@ async def test_N12_a_host_name_is_checked_too(tmp_path: Path) -> None:
     ):
         by_name = f"tls:localhost:{endpoint.port}"
         async with client_of(by_name, authority, token) as client:
-            assert (await client.stat()).entries == 0, "localhost may stand for ::1 first: every address is tried"
+            assert (await client.stat()).entries == 0
         assert "mismatch" in await refusal(client_of(str(endpoint), authority, token))
+
+
+@aio
+async def test_every_address_of_a_name_is_tried(tmp_path: Path) -> None:
+    """A name often stands for ::1 too, where no gateway listens."""
+    async with house("tcp", tmp_path / "gw") as gateway:
+        assert isinstance(gateway.endpoint, TcpEndpoint)
+        port = gateway.endpoint.port
+        stream = (socket.SOCK_STREAM, socket.IPPROTO_TCP, "")
+        found: list[Any] = [(socket.AF_INET, *stream, (address, port)) for address in ("127.0.0.9", "127.0.0.1")]
+
+        async def resolve(*_: object, **__: object) -> list[Any]:
+            return found
+
+        with mock.patch.object(asyncio.get_running_loop(), "getaddrinfo", resolve):
+            async with client_of(f"tcp:both.example:{port}", None, gateway.token) as client:
+                assert (await client.stat()).entries == 0
+            found.pop()
+            assert "no gateway answers at tcp:both.example" in await refusal(
+                client_of(f"tcp:both.example:{port}", None)
+            )
 
 
 @contextlib.contextmanager

@@ -104,7 +104,10 @@ class Footing:
 
     async def rows(self, statement: str) -> list[Any]:
         """A statement of one who sees every row."""
-        return await self.as_superuser(lambda connection: [tuple(row) for row in connection.execute(text(statement))])
+        found: list[Any] = await self.as_superuser(
+            lambda connection: [tuple(row) for row in connection.execute(text(statement))]
+        )
+        return found
 
     async def as_superuser(self, body: Any) -> Any:
         database = PostgresDatabase(parse_url(self.server.url(self.database), None), pool=1)
@@ -150,7 +153,7 @@ def on_footing(test: Callable[[Footing], Coroutine[Any, Any, None]]) -> Callable
 async def crash(gateway: House) -> None:
     """Let the catalog see no farewell when this gateway is closed: to others it looks killed."""
 
-    async def nothing(_now_ms: int) -> None: ...
+    async def nothing(now_ms: int) -> None: ...
 
     gateway.opened.rooms.catalog.leave = nothing  # type: ignore[method-assign]
 

@@ -123,7 +123,7 @@ async def test_up_from_nothing_equals_the_metadata_and_goes_down_and_up_again(po
 
     def compare(connection: Connection) -> list[Any]:
         options = {"compare_type": True, "compare_server_default": True}
-        return compare_metadata(MigrationContext.configure(connection, opts=options), metadata)
+        return list(compare_metadata(MigrationContext.configure(connection, opts=options), metadata))
 
     assert await made.run(compare) == []
     newest = made.snapshot()
@@ -213,7 +213,7 @@ async def test_two_migrations_at_once_take_turns(postgres: Postgres) -> None:
     assert results == [None] * 4
     assert made.sql("SELECT count(*) FROM alembic_version") == "1"
     newest = made.snapshot()
-    results = await asyncio.gather(made.run(down(BEFORE)), made.run(up()), return_exceptions=True)
+    results = await asyncio.gather(*(made.run(move) for move in (down(BEFORE), up())), return_exceptions=True)
     assert results == [None] * 2
     await made.run(up())
     assert made.snapshot() == newest

@@ -271,11 +271,8 @@ class TestRaces(OnPostgres):
             async with self.backend() as backend:
                 bench = await Bench.make(backend, tenant_limits=Policy(limit_objects=tenant))
                 for scope, limit in ((bench.scope, one), (bench.other, two)):
-                    change = text("UPDATE quota SET limit_objects = :l WHERE scope_id = :n")
                     await backend.transact(
-                        lambda connection, change=change, scope=scope, limit=limit: connection.execute(
-                            change, {"l": limit, "n": scope.namespace}
-                        )
+                        runs(f"UPDATE quota SET limit_objects = {limit} WHERE scope_id = '{scope.namespace}'")
                     )
                 made.append(bench)
 
