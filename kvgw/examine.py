@@ -6,7 +6,7 @@ import resource
 import shutil
 import sqlite3
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import AsyncExitStack, closing
 from enum import StrEnum
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from kvgw.datadir import check_folder, holder
 from kvgw.errors import KvgwError
 from kvgw.runtime import SystemClock, SystemRng, ThreadWorkers
 from kvgw.settings import Settings
+from kvgw.wiring.catalog import open_to_read
 from kvgw.wiring.tiers import s3_options
 from storage.errors import StorageError
 from storage.s3 import S3Capabilities, S3Tier
@@ -45,8 +46,11 @@ class Finding(Struct, frozen=True):
 async def examine(settings: Settings, folder: Path) -> list[Finding]:
     """All findings about a gateway with these settings on this data folder."""
     findings = [_guarded("data folder", lambda: _data_folder(folder))]
-    if findings[0].verdict is Verdict.GOOD:
+    if settings.catalog.url:
+        findings.append(await _postgres(settings, folder))
+    elif findings[0].verdict is Verdict.GOOD:
         findings.append(_guarded("catalog", lambda: _catalog(settings, folder)))
+    if findings[0].verdict is Verdict.GOOD:
         findings.append(await _root_key(settings, folder))
     findings.append(_guarded("disk", lambda: _disk(settings, folder)))
     findings.append(_memory(settings))
@@ -68,6 +72,16 @@ def _data_folder(folder: Path) -> Finding:
     owner = holder(folder)
     state = f"in use by {owner}" if owner else "no gateway runs on it"
     return Finding("data folder", Verdict.GOOD, f"private; {state}")
+
+
+async def _postgres(settings: Settings, folder: Path) -> Finding:
+    try:
+        async with AsyncExitStack() as stack:
+            database = await open_to_read(stack, settings.catalog, folder)
+            revision = await database.read(migrate.check_known)
+    except (KvgwError, TenancyError) as error:
+        return Finding("catalog", Verdict.BAD, str(error), "see the sentence on the left")
+    return Finding("catalog", Verdict.GOOD, f"PostgreSQL answers as an ordinary role; revision {revision}, the newest")
 
 
 def _catalog(settings: Settings, folder: Path) -> Finding:

@@ -142,6 +142,9 @@ class AdminVerbs:
             state, reason, used, limit = space.state.value, space.reason, space.used_bytes, space.limit_bytes
             if space.state is not NvmeState.OK:
                 notes.append(f"the NVMe tier takes no writes: {space.reason}")
+        if label == "s3" and self.rooms.metrics.registry.get_sample_value("kvgw_tier_up", {"tier": "s3"}) == 0:
+            state, reason = "unreachable", "the last request to it failed; the gateway's log says how"
+            notes.append(f"the S3 tier is unreachable: {reason}")
         return TierStatus(label, state, reason, used, limit, count, length, age_ms)
 
     def _staging(self) -> StagingStatus:
