@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Literal, TypeVar
+from typing import Final, Literal, TypeVar
 
 from kvgw.breaker import Breaker, BreakerOptions, BreakerState
 from kvgw.checks import (
@@ -51,6 +51,9 @@ from kvgw.reports import GetReport, Match, PutReport, Registered, Touched
 from kvgw.runtime import Clock, Rng, SystemClock, SystemRng
 from kvgw.tls import client_context
 from kvgw.transport import SocketTransport, Transport
+
+GATEWAY_SHARE: Final = 0.95
+"""Part of a call's time that the gateway may use."""
 
 Result = TypeVar("Result")
 OnError = Literal["miss", "raise"]
@@ -104,7 +107,7 @@ class Client:
     async def register(self, kv_format: KVFormat, *, deadline_s: float | None = None) -> Registered:
         """Make a KV format known. Raises `RequestRefused` or `Outage`."""
         limit = self._limit(deadline_s, self._options.write_deadline_s)
-        request = RegisterRequest(kv_format.canonical(), self._options.namespace, milliseconds(limit))
+        request = RegisterRequest(kv_format.canonical(), self._options.namespace, _gateway_ms(limit))
         reply = await self._call(limit, lambda: self._transport.ask(request, RegisterReply))
         if reply.chunk_bytes != kv_format.chunk_bytes:
             raise RequestRefused(
@@ -127,7 +130,7 @@ class Client:
         namespace = one_namespace(chosen)
         limit = self._limit(deadline_s, self._options.read_deadline_s)
         request = MatchRequest(
-            [one.fingerprint for one in chosen], check_keys(keys), namespace, lease_ms, milliseconds(limit)
+            [one.fingerprint for one in chosen], check_keys(keys), namespace, lease_ms, _gateway_ms(limit)
         )
         try:
             reply = await self._call(limit, lambda: self._transport.ask(request, MatchReply))
@@ -153,7 +156,7 @@ class Client:
         check_counts(keys, buffers, "buffers")
         check_buffers(buffers, registered.chunk_bytes, "buffer")
         limit = self._limit(deadline_s, self._options.read_deadline_s)
-        request = GetRequest(registered.fingerprint, check_keys(keys), registered.namespace, milliseconds(limit))
+        request = GetRequest(registered.fingerprint, check_keys(keys), registered.namespace, _gateway_ms(limit))
         try:
             reply = await self._call(limit, lambda: self._transport.get(request, buffers))
         except Outage as error:
@@ -196,7 +199,7 @@ class Client:
             None if ttl_s is None else milliseconds(ttl_s),
             durability,
             list(labels),
-            milliseconds(limit),
+            _gateway_ms(limit),
         )
         try:
             reply = await self._call(limit, lambda: self._transport.put(request, payloads))
@@ -218,7 +221,7 @@ class Client:
         limit = self._limit(deadline_s, self._options.read_deadline_s)
         ttl_ms = None if ttl_s is None else milliseconds(ttl_s)
         request = TouchRequest(
-            registered.fingerprint, check_keys(keys), registered.namespace, ttl_ms, milliseconds(limit)
+            registered.fingerprint, check_keys(keys), registered.namespace, ttl_ms, _gateway_ms(limit)
         )
         try:
             reply = await self._call(limit, lambda: self._transport.ask(request, TouchReply))
@@ -230,14 +233,14 @@ class Client:
     async def delete(self, registered: Registered, keys: Sequence[bytes], *, deadline_s: float | None = None) -> int:
         """Make entries invisible at once, all or none of them; how many there were. Raises `Outage` when unsure."""
         limit = self._limit(deadline_s, self._options.write_deadline_s)
-        request = DeleteRequest(registered.fingerprint, check_keys(keys), registered.namespace, milliseconds(limit))
+        request = DeleteRequest(registered.fingerprint, check_keys(keys), registered.namespace, _gateway_ms(limit))
         reply = await self._call(limit, lambda: self._transport.ask(request, DeleteReply))
         return reply.deleted
 
     async def stat(self, *, deadline_s: float | None = None) -> StatReply:
         """Usage of the namespace. Raises `RequestRefused` or `Outage`."""
         limit = self._limit(deadline_s, self._options.read_deadline_s)
-        request = StatRequest(self._options.namespace, milliseconds(limit))
+        request = StatRequest(self._options.namespace, _gateway_ms(limit))
         return await self._call(limit, lambda: self._transport.ask(request, StatReply))
 
     async def _call(self, limit_s: float, send: Callable[[], Awaitable[Result]]) -> Result:
@@ -272,6 +275,11 @@ class Client:
     @staticmethod
     def _limit(given: float | None, default: float) -> float:
         return deadline(default if given is None else given)
+
+
+def _gateway_ms(limit_s: float) -> int:
+    """The deadline that the gateway is told: a little before the client's, so that its reason still arrives in time."""
+    return max(1, int(limit_s * 1000 * GATEWAY_SHARE))
 
 
 def connect(
