@@ -48,7 +48,7 @@ GCM = {
 
 
 @pytest.mark.parametrize("case", GCM)
-def test_aes_256_gcm(case: int) -> None:
+def test_C02_aes_256_gcm(case: int) -> None:
     key, nonce, plain, associated, cipher, tag = (bytes.fromhex(text) for text in GCM[case])
     sealed, opened = memoryview(bytearray(len(plain) + 16)), memoryview(bytearray(len(plain)))
     AESGCM(key).encrypt_into(nonce, plain, associated, sealed)
@@ -72,18 +72,18 @@ def test_aes_256_gcm(case: int) -> None:
         ),
     ],
 )
-def test_hmac_sha_256(key: bytes, message: bytes, digest: str) -> None:
+def test_C02_hmac_sha_256(key: bytes, message: bytes, digest: str) -> None:
     assert hmac.digest(key, message, "sha256").hex() == digest
 
 
-def test_hkdf_expand_sha_256() -> None:
+def test_C02_hkdf_expand_sha_256() -> None:
     pseudorandom_key = bytes.fromhex("077709362c2e32df0ddc3f0dc47bba6390b6c73bb50f9c3122ec844ad7c2b3e5")
     okm = HKDFExpand(SHA256(), 42, bytes.fromhex("f0f1f2f3f4f5f6f7f8f9")).derive(pseudorandom_key)
     assert okm.hex() == "3cb25f25faacd57a90434f64d0362f2a2d2d0a90cf1a5a4c5db02d56ecc4c5bf34007208d5b887185865"
 
 
 @given(st.binary(min_size=32, max_size=32), st.binary(max_size=40), st.binary(min_size=32, max_size=32), st.binary())
-def test_hkdf_expand_sha_512_is_the_definition_of_rfc_5869(key: bytes, label: bytes, salt: bytes, rest: bytes) -> None:
+def test_C02_hkdf_expand_sha_512_is_rfc_5869s(key: bytes, label: bytes, salt: bytes, rest: bytes) -> None:
     info = label + salt + rest
     first = hmac.digest(key, info + b"\x01", "sha512")
     okm = (first + hmac.digest(key, first + info + b"\x02", "sha512"))[:76]
@@ -101,6 +101,6 @@ def test_hkdf_expand_sha_512_is_the_definition_of_rfc_5869(key: bytes, label: by
         (8192 - 1023, "ed9b1a922c046fdb3d423ae34e143b05ca1bf28b710432857bf738bcedbfa511"),
     ],
 )
-def test_blake3_keyed(length: int, digest: str) -> None:
+def test_C02_blake3_keyed(length: int, digest: str) -> None:
     data = bytes(index % 251 for index in range(length))
     assert blake3(data, key=b"whats the Elvish word for friend").hexdigest() == digest
