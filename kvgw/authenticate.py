@@ -11,8 +11,8 @@ from kvgw.errors import Code, RequestRefused
 from kvgw.runtime import Clock
 from tenancy.access import DEFAULT_NAMESPACE, Caller, Permission, Token, parse_token, token_digest
 from tenancy.catalog import Catalog
-from tenancy.registry import TokenRow
 from tenancy.timekeeping import CatalogTime
+from tenancy.tokens import TokenRow
 
 REMEMBERED_SECONDS: Final = 5.0
 """A revoked token works for at most so long."""
@@ -31,6 +31,33 @@ class Authenticator:
         self._pepper = pepper
         self._owner_tenant = owner_tenant
         self._remembered: OrderedDict[bytes, tuple[float, int, Caller]] = OrderedDict()
+
+    def row(
+        self,
+        token: Token,
+        tenant: UUID,
+        permissions: frozenset[Permission],
+        namespaces: str,
+        expires_ms: int,
+        *,
+        default_namespace: str = DEFAULT_NAMESPACE,
+        name: str = "",
+        not_before_ms: int = 0,
+        created_by: str = "",
+    ) -> TokenRow:
+        """The row that makes a new token known to this installation."""
+        return token_row(
+            token,
+            self._pepper,
+            tenant,
+            permissions,
+            namespaces,
+            expires_ms,
+            default_namespace=default_namespace,
+            name=name,
+            not_before_ms=not_before_ms,
+            created_by=created_by,
+        )
 
     def owner(self) -> Caller:
         """The caller for the gateway's own user: every permission, every namespace of the first tenant."""
@@ -65,7 +92,17 @@ def as_caller(row: TokenRow) -> Caller:
 
 
 def token_row(
-    token: Token, pepper: bytes, tenant: UUID, permissions: frozenset[Permission], namespaces: str, expires_ms: int
+    token: Token,
+    pepper: bytes,
+    tenant: UUID,
+    permissions: frozenset[Permission],
+    namespaces: str,
+    expires_ms: int,
+    *,
+    default_namespace: str = DEFAULT_NAMESPACE,
+    name: str = "",
+    not_before_ms: int = 0,
+    created_by: str = "",
 ) -> TokenRow:
     """The row that makes `token` known."""
     return TokenRow(
@@ -74,9 +111,12 @@ def token_row(
         digest=token_digest(pepper, token),
         permissions=" ".join(sorted(permissions)),
         namespaces=namespaces,
-        default_namespace=DEFAULT_NAMESPACE,
+        default_namespace=default_namespace,
         expires_ms=expires_ms,
         revoked_ms=None,
+        name=name,
+        not_before_ms=not_before_ms,
+        created_by=created_by,
     )
 
 
@@ -84,4 +124,4 @@ def _valid(row: TokenRow | None, digest: bytes, now_ms: int) -> bool:
     # An unknown id is compared too, against nothing that any token has, so that it takes the same time.
     expected = row.digest if row is not None else bytes(32)
     same = hmac.compare_digest(expected, digest)
-    return same and row is not None and row.revoked_ms is None and row.expires_ms > now_ms
+    return same and row is not None and row.revoked_ms is None and row.not_before_ms <= now_ms < row.expires_ms

@@ -18,11 +18,14 @@ from fnmatch import fnmatchcase
 from typing import Final
 from uuid import UUID
 
-from tenancy.errors import AccessDenied
+from tenancy.errors import AccessDenied, PermissionMissing
 
 DEFAULT_NAMESPACE: Final = "default"
 NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,62}[a-z0-9])?")
 """Names of tenants and namespaces: no path, no control character, no look-alike letters."""
+
+PATTERN: Final = re.compile(r"[a-z0-9*](?:[a-z0-9._*-]{0,62}[a-z0-9*])?")
+"""Patterns of namespaces' names: ``*`` matches any run of characters."""
 
 _TOKEN = re.compile(r"kvgw_([a-z2-7]{16})_([A-Za-z0-9_-]{43})_([0-9A-Za-z]{6})")
 _BASE62 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -37,9 +40,18 @@ class Permission(StrEnum):
     READ = "ns:read"
     ADMIN = "ns:admin"
     METRICS = "metrics:read"
+    TENANT = "tenant:admin"
+    AUDIT = "audit:read"
+    KEYS = "key:rotate"
+    SHRED = "shred"
+    OPERATOR = "operator"
+    """Every tenant, not the caller's own alone: who runs the gateways."""
 
 
 DATA_PERMISSIONS: Final = frozenset({Permission.GET, Permission.PUT, Permission.DELETE, Permission.READ})
+CHUNK_PERMISSIONS: Final = frozenset({Permission.GET, Permission.PUT, Permission.DELETE})
+DANGEROUS: Final = frozenset({Permission.KEYS, Permission.SHRED, Permission.OPERATOR})
+"""What no token has together with `CHUNK_PERMISSIONS`: an engine's token that leaks destroys nothing for good."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +68,18 @@ class Caller:
     def namespace(self, claim: str) -> str:
         """The namespace a request is about. Raises `AccessDenied`, the same for a missing and a forbidden one."""
         name = claim or self.default_namespace
-        if NAME.fullmatch(name) is None or not any(fnmatchcase(name, pattern) for pattern in self.namespaces):
+        if NAME.fullmatch(name) is None or not self.may_name(name):
             raise AccessDenied("the namespace does not exist, or this credential may not use it")
         return name
+
+    def may_name(self, namespace: str) -> bool:
+        """Whether the credential's patterns cover this namespace."""
+        return any(fnmatchcase(namespace, pattern) for pattern in self.namespaces)
 
     def require(self, permission: Permission) -> None:
         """Raises `AccessDenied` unless the credential has `permission`."""
         if permission not in self.permissions:
-            raise AccessDenied(f"this credential lacks the permission {permission.value}")
+            raise PermissionMissing(f"this credential lacks the permission {permission.value}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,10 @@
     │  ├─ KeyDamaged       the key file or wrapped-key record is not well-formed
     │  └─ KeyExposed       others than this process's user may read or replace it
     ├─ AccessDenied        the caller may not do this
+    │  └─ PermissionMissing  its credential lacks the permission, whatever it is about
     ├─ NamespaceUnknown    there is no such namespace, or the caller may not know that there is
     ├─ FormatUnknown       the namespace has no such KV format
-    ├─ RegistryRefused     a tenant, namespace or policy cannot be as it was asked for
+    ├─ RegistryRefused     a tenant, namespace, node or policy cannot be as it was asked for
     ├─ QuotaExceeded       the claim does not fit into the quota of its tenant or namespace
     ├─ ReservationExpired  a PUT came back after its reservation had ended
     └─ CatalogUnavailable  the catalog did not answer, or not in time
@@ -76,6 +77,10 @@ class AccessDenied(TenancyError):
     """The caller may not do this."""
 
 
+class PermissionMissing(AccessDenied):
+    """The credential lacks the permission for this kind of act, whatever it is about."""
+
+
 class NamespaceUnknown(TenancyError):
     """There is no such namespace, or the caller may not know that there is: both look alike."""
 
@@ -85,7 +90,7 @@ class FormatUnknown(TenancyError):
 
 
 class RegistryRefused(TenancyError):
-    """A tenant, namespace or policy cannot be as it was asked for; the sentence says which value and why."""
+    """A tenant, namespace, node or policy cannot be as it was asked for; the sentence says which value and why."""
 
 
 class QuotaExceeded(TenancyError):

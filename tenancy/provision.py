@@ -7,8 +7,9 @@ from uuid import UUID
 from tenancy.catalog import Catalog
 from tenancy.keyring import Keyring
 from tenancy.model import Scope
+from tenancy.policy import Policy
 from tenancy.ports import RandomBytes
-from tenancy.registry import Policy
+from tenancy.registrar import GATEWAY
 
 
 async def create_namespace(
@@ -19,11 +20,12 @@ async def create_namespace(
     tenant: UUID,
     name: str,
     policy: Policy,
+    actor: str = GATEWAY,
 ) -> Scope:
     """Make a namespace with keys of its own. Its id is new even if a namespace of this name was there before.
 
     Raises `RegistryRefused` when the name is taken or is not a name.
     """
     scope = Scope(tenant, UUID(bytes=random_bytes(16), version=4))
-    await catalog.create_namespace(scope, name, policy, await keyring.create(scope), now_ms)
+    await catalog.create_namespace(scope, name, policy, await keyring.create(scope), now_ms, actor)
     return scope

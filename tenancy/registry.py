@@ -1,4 +1,4 @@
-"""Tenants, namespaces and tokens: transaction bodies over their tables."""
+"""Tenants and namespaces: transaction bodies over their tables."""
 
 from __future__ import annotations
 
@@ -10,34 +10,10 @@ from sqlalchemy import Connection, Row, func, insert, select, update
 
 from tenancy.access import NAME
 from tenancy.errors import NamespaceUnknown, RegistryRefused
-from tenancy.model import Namespace, Scope
+from tenancy.model import Namespace, Scope, Usage
+from tenancy.policy import Policy
 from tenancy.processes import serialise
-from tenancy.schema import TENANT_SCOPE, UNLIMITED, api_token, namespace, namespace_key, owned, quota, tenant
-
-DAY_MS = 86_400_000
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """How a namespace treats its chunks. Sizes in bytes, times in milliseconds."""
-
-    durability: str = "nvme"
-    default_ttl_ms: int = DAY_MS
-    max_ttl_ms: int = 30 * DAY_MS
-    sliding_ttl: bool = True
-    limit_bytes: int = UNLIMITED
-    limit_objects: int = UNLIMITED
-    limit_s3_bytes: int = UNLIMITED
-
-    def __post_init__(self) -> None:
-        for name in ("default_ttl_ms", "max_ttl_ms", "limit_bytes", "limit_objects", "limit_s3_bytes"):
-            value = getattr(self, name)
-            if type(value) is not int or not 0 < value <= UNLIMITED:
-                raise RegistryRefused(f"{name} must be an integer from 1 to 2**62, not {value!r}")
-        if self.default_ttl_ms > self.max_ttl_ms:
-            raise RegistryRefused(f"default_ttl_ms {self.default_ttl_ms} is above max_ttl_ms {self.max_ttl_ms}")
-        if self.durability not in ("staged", "nvme", "s3"):
-            raise RegistryRefused(f"durability must be staged, nvme or s3, not {self.durability!r}")
+from tenancy.schema import TENANT_SCOPE, namespace, namespace_key, owned, quota, tenant
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,20 +23,6 @@ class KeyRow:
     purpose: str
     epoch: int
     wrapped: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class TokenRow:
-    """What the catalog knows of a token."""
-
-    tenant: UUID
-    token_id: str
-    digest: bytes
-    permissions: str
-    namespaces: str
-    default_namespace: str
-    expires_ms: int
-    revoked_ms: int | None
 
 
 _NAMESPACE_COLUMNS = (
@@ -74,6 +36,16 @@ _NAMESPACE_COLUMNS = (
     namespace.c.sliding_ttl,
     namespace.c.epoch,
     namespace.c.min_decrypt_epoch,
+    namespace.c.min_encrypt_epoch,
+    namespace.c.deletion_allowed,
+    namespace.c.visibility,
+    namespace.c.readers,
+    namespace.c.over_quota,
+    namespace.c.hold_bytes,
+    namespace.c.nvme_bytes,
+    namespace.c.requests_per_second,
+    namespace.c.bytes_per_second,
+    namespace.c.concurrent_requests,
 )
 
 
@@ -102,10 +74,7 @@ def create_namespace(
             "namespace_id": scope.namespace,
             "name": name,
             "state": "active",
-            "durability": policy.durability,
-            "default_ttl_ms": policy.default_ttl_ms,
-            "max_ttl_ms": policy.max_ttl_ms,
-            "sliding_ttl": policy.sliding_ttl,
+            **_policy_columns(policy),
             "epoch": 1,
             "min_decrypt_epoch": 1,
             "min_encrypt_epoch": 1,
@@ -130,8 +99,82 @@ def create_namespace(
 
 
 def find_tenant(connection: Connection, name: str) -> UUID | None:
-    """The tenant of this name."""
-    return connection.scalar(select(tenant.c.tenant_id).where(tenant.c.name == name, tenant.c.state == "active"))
+    """The tenant of this name, unless it is on its way out."""
+    return connection.scalar(select(tenant.c.tenant_id).where(tenant.c.name == name, tenant.c.state != "deleting"))
+
+
+@dataclass(frozen=True, slots=True)
+class TenantRow:
+    """A tenant with its own limits and what all of its namespaces use together."""
+
+    tenant: UUID
+    name: str
+    state: str
+    created_ms: int
+    usage: Usage
+
+
+def describe_tenant(connection: Connection, tenant_id: UUID) -> TenantRow | None:
+    """The tenant with this id."""
+    row = connection.execute(
+        select(
+            tenant.c.name,
+            tenant.c.state,
+            tenant.c.created_ms,
+            quota.c.limit_bytes,
+            quota.c.limit_objects,
+            quota.c.limit_s3_bytes,
+            quota.c.stored_bytes,
+            quota.c.objects,
+            quota.c.s3_bytes,
+        ).where(tenant.c.tenant_id == tenant_id,
+            quota.c.tenant_id == tenant.c.tenant_id,
+            quota.c.scope_id == TENANT_SCOPE,)
+    ).first()
+    return None if row is None else TenantRow(tenant_id, row[0], row[1], row[2], Usage(*row[3:]))
+
+
+def set_tenant_state(connection: Connection, tenant_id: UUID, state: str) -> None:
+    """Suspend, resume or bury a tenant. Raises `NamespaceUnknown` when there is none, or it is on its way out."""
+    changed = connection.execute(
+        update(tenant).where(tenant.c.tenant_id == tenant_id, tenant.c.state != "deleting").values(state=state)
+    )
+    if changed.rowcount != 1:
+        raise NamespaceUnknown("the tenant does not exist, or is being deleted")
+
+
+def set_namespace_state(connection: Connection, scope: Scope, state: str) -> None:
+    """Suspend, resume or bury a namespace. Raises `NamespaceUnknown` when there is none, or it is on its way out."""
+    changed = connection.execute(
+        update(namespace).where(*owned(namespace, scope), namespace.c.state != "deleting").values(state=state)
+    )
+    if changed.rowcount != 1:
+        raise NamespaceUnknown("the namespace does not exist, or is being deleted")
+
+
+def change_policy(connection: Connection, scope: Scope, policy: Policy) -> None:
+    """Give a namespace another policy. Limits below what is used already refuse what is new; nothing is dropped."""
+    changed = connection.execute(
+        update(namespace)
+        .where(*owned(namespace, scope), namespace.c.state != "deleting")
+        .values(**_policy_columns(policy))
+    )
+    if changed.rowcount != 1:
+        raise NamespaceUnknown("the namespace does not exist, or is being deleted")
+    change_limits(connection, scope.tenant, scope.namespace, policy)
+
+
+def change_limits(connection: Connection, tenant_id: UUID, scope_id: UUID, limits: Policy) -> None:
+    """Set the limits of a namespace, or with `TENANT_SCOPE` of the whole tenant."""
+    connection.execute(
+        update(quota)
+        .where(quota.c.tenant_id == tenant_id, quota.c.scope_id == scope_id)
+        .values(
+            limit_bytes=limits.limit_bytes,
+            limit_objects=limits.limit_objects,
+            limit_s3_bytes=limits.limit_s3_bytes,
+        )
+    )
 
 
 def find_namespace(connection: Connection, tenant_id: UUID, name: str) -> Namespace | None:
@@ -167,67 +210,29 @@ def wrapped_keys(connection: Connection, scope: Scope) -> list[KeyRow]:
     return [KeyRow(*row) for row in rows]
 
 
-def add_token(connection: Connection, row: TokenRow, now_ms: int) -> None:
-    """Make a token known by its digest."""
-    connection.execute(
-        insert(api_token),
-        {
-            "tenant_id": row.tenant,
-            "token_id": row.token_id,
-            "digest": row.digest,
-            "permissions": row.permissions,
-            "namespaces": row.namespaces,
-            "default_namespace": row.default_namespace,
-            "created_ms": now_ms,
-            "expires_ms": row.expires_ms,
-            "revoked_ms": None,
-        },
-    )
-
-
-def find_token(connection: Connection, token_id: str) -> TokenRow | None:
-    """The token with this id; before it is found, no tenant is known."""
-    row = connection.execute(
-        select(
-            api_token.c.tenant_id,
-            api_token.c.token_id,
-            api_token.c.digest,
-            api_token.c.permissions,
-            api_token.c.namespaces,
-            api_token.c.default_namespace,
-            api_token.c.expires_ms,
-            api_token.c.revoked_ms,
-        ).where(api_token.c.token_id == token_id)
-    ).first()
-    return None if row is None else TokenRow(*row)
-
-
-def revoke_token(connection: Connection, tenant_id: UUID, token_id: str, now_ms: int) -> bool:
-    """End a token; False when there is none to end."""
-    result = connection.execute(
-        update(api_token)
-        .where(api_token.c.tenant_id == tenant_id, api_token.c.token_id == token_id, api_token.c.revoked_ms.is_(None))
-        .values(revoked_ms=now_ms)
-    )
-    return result.rowcount == 1
-
-
 def count_tenants(connection: Connection) -> int:
     return connection.scalar(select(func.count()).select_from(tenant)) or 0
 
 
 def _as_namespace(row: Row[*tuple[Any, ...]]) -> Namespace:
-    return Namespace(
-        Scope(row.tenant_id, row.namespace_id),
-        row.name,
-        row.state,
-        row.durability,
-        row.default_ttl_ms,
-        row.max_ttl_ms,
-        row.sliding_ttl,
-        row.epoch,
-        row.min_decrypt_epoch,
-    )
+    return Namespace(Scope(row.tenant_id, row.namespace_id), *row[2:])
+
+
+def _policy_columns(policy: Policy) -> dict[str, object]:
+    return {
+        "durability": policy.durability,
+        "default_ttl_ms": policy.default_ttl_ms,
+        "max_ttl_ms": policy.max_ttl_ms,
+        "sliding_ttl": policy.sliding_ttl,
+        "visibility": policy.visibility,
+        "readers": " ".join(policy.readers),
+        "over_quota": policy.over_quota,
+        "hold_bytes": policy.hold_bytes,
+        "nvme_bytes": policy.nvme_bytes,
+        "requests_per_second": policy.requests_per_second,
+        "bytes_per_second": policy.bytes_per_second,
+        "concurrent_requests": policy.concurrent_requests,
+    }
 
 
 def _insert_quota(connection: Connection, tenant_id: UUID, scope_id: UUID, policy: Policy) -> None:

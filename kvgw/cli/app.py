@@ -9,7 +9,7 @@ import sys
 
 import typer
 
-from kvgw.cli import bench, catalog, doctor, inspect, keys, serve, upkeep
+from kvgw.cli import bench, catalog, doctor, inspect, keys, namespaces, nodes, serve, tenants, tokens, upkeep
 from kvgw.cli.output import error_console
 from kvgw.errors import Code, KvgwError, Outage
 from storage.errors import StorageError
@@ -33,8 +33,11 @@ app.command("backup")(upkeep.backup)
 app.command("restore")(upkeep.restore)
 app.command("wipe")(upkeep.wipe)
 app.command("bench")(bench.bench)
-app.add_typer(inspect.namespaces, name="namespace")
+app.add_typer(tenants.tenants, name="tenant")
+app.add_typer(namespaces.namespaces, name="namespace")
+app.add_typer(tokens.tokens, name="token")
 app.add_typer(keys.keys, name="keys")
+app.add_typer(nodes.nodes, name="node")
 
 
 def main() -> None:

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
 from kvgw.cli.options import Data, EndpointOption, Json, ask
-from kvgw.cli.output import console, human_bytes, human_limit, human_ms, print_json, print_table
+from kvgw.cli.output import console, human_bytes, human_limit, print_json, print_table
 from kvgw.model import (
-    Durability,
-    NamespaceCreateRequest,
-    NamespaceInfo,
     NamespacesReply,
     NamespacesRequest,
     StatusReply,
     StatusRequest,
 )
-
-namespaces = typer.Typer(help="Namespaces of your tenant.", no_args_is_help=True)
 
 
 def status(data: Data = None, endpoint: EndpointOption = None, json: Json = False) -> None:
@@ -90,58 +81,6 @@ def stats(data: Data = None, endpoint: EndpointOption = None, json: Json = False
                 human_limit(one.usage.limit_bytes),
                 human_bytes(one.usage.s3_bytes),
                 str(one.usage.objects),
-            ]
-            for one in reply.namespaces
-        ],
-    )
-
-
-@namespaces.command("create")
-def create(
-    name: Annotated[str, typer.Argument(help="a-z, 0-9, '.', '_', '-'; at most 64.")],
-    durability: Annotated[
-        Durability | None, typer.Option(help="What an acknowledged PUT survives.", show_default=False)
-    ] = None,
-    limit_bytes: Annotated[int, typer.Option(help="Sealed bytes it may hold; 0: no limit.", min=0)] = 0,
-    limit_objects: Annotated[int, typer.Option(help="Chunks it may hold; 0: no limit.", min=0)] = 0,
-    ttl_seconds: Annotated[int, typer.Option(help="Life of entries without a TTL; 0: the default.", min=0)] = 0,
-    data: Data = None,
-    endpoint: EndpointOption = None,
-    json: Json = False,
-) -> None:
-    """Make a namespace: its own keys, its own quota; it shares nothing with others."""
-    request = NamespaceCreateRequest(
-        name=name,
-        durability=durability,
-        limit_bytes=limit_bytes,
-        limit_objects=limit_objects,
-        default_ttl_ms=ttl_seconds * 1000 or None,
-    )
-    made = ask(data, endpoint, lambda transport: transport.ask(request, NamespaceInfo))
-    if json:
-        print_json(made)
-    else:
-        console().print(f"made namespace {made.name}", highlight=False)
-
-
-@namespaces.command("list")
-def list_(data: Data = None, endpoint: EndpointOption = None, json: Json = False) -> None:
-    """List namespaces with their policy."""
-    reply = ask(data, endpoint, lambda transport: transport.ask(NamespacesRequest(), NamespacesReply))
-    if json:
-        print_json(reply)
-        return
-    print_table(
-        "Namespaces",
-        ["namespace", "state", "durability", "TTL ", "longest TTL ", "epoch "],
-        [
-            [
-                one.name,
-                one.state,
-                one.durability,
-                human_ms(one.default_ttl_ms),
-                human_ms(one.max_ttl_ms),
-                str(one.epoch),
             ]
             for one in reply.namespaces
         ],

@@ -1,82 +1,74 @@
-"""HTTP: health for whoever asks, metrics for those who may. Loopback unless configured."""
+"""HTTP listeners: the gateway's own Unix socket for its user, and a TCP port, loopback unless configured."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Annotated, Final
+from pathlib import Path
+from typing import Final
 
 import uvicorn
-from fastapi import Depends, FastAPI, Header, HTTPException, Request
-from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-import kvgw
-from kvgw.endpoint import TcpEndpoint
-from kvgw.errors import KvgwError
-from kvgw.gateway.translate import translated
+from kvgw.admin.app import build_app
+from kvgw.admin.seat import PEER_UID
+from kvgw.endpoint import TcpEndpoint, UnixEndpoint
+from kvgw.server.listeners import bind_unix
+from kvgw.server.peers import peer_uid
 from kvgw.settings import SettingsError
 from kvgw.wiring import Opened
-from tenancy.access import Caller, Permission
-from tenancy.errors import AccessDenied
+
+ADMIN_SOCKET: Final = "admin.sock"
+"""In the data folder: admin verbs for the gateway's own user, who needs no token there."""
 
 CONNECTIONS_MAX: Final = 16
 _BACKLOG: Final = 4
 """Connections that are accepted in one go; they hold descriptors before they are counted."""
 
-OPEN_ROUTES = frozenset({"/livez", "/readyz"})
-"""The only routes that need no credential: they tell a prober nothing but yes or no."""
-
-
-async def _caller(request: Request, authorization: Annotated[str | None, Header()] = None) -> Caller:
-    """The principal of a bearer token."""
-    gateway: Opened = request.app.state.gateway
-    scheme, _, token = (authorization or "").partition(" ")
-    if scheme.lower() != "bearer" or not token:
-        raise HTTPException(401, "a bearer token is needed", {"WWW-Authenticate": "Bearer"})
-    try:
-        with translated():
-            return await gateway.authenticator.token(token.strip())
-    except KvgwError as error:
-        if error.retryable:
-            raise HTTPException(503, str(error), {"Retry-After": "1"}) from error
-        raise HTTPException(401, str(error), {"WWW-Authenticate": "Bearer"}) from error
-
-
-async def _livez() -> PlainTextResponse:
-    return PlainTextResponse("ok\n")
-
-
-async def _readyz(request: Request) -> JSONResponse:
-    ready = await request.app.state.gateway.gateway.ready()
-    return JSONResponse({"ready": ready}, status_code=200 if ready else 503)
-
-
-async def _metrics(request: Request, who: Annotated[Caller, Depends(_caller)]) -> Response:
-    try:
-        who.require(Permission.METRICS)
-    except AccessDenied as error:
-        raise HTTPException(403, str(error)) from error
-    gateway: Opened = request.app.state.gateway
-    gateway.refresh_gauges()
-    return Response(gateway.rooms.metrics.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-
-def build_app(gateway: Opened) -> FastAPI:
-    """The HTTP application of one gateway. Every route but `OPEN_ROUTES` needs a bearer token."""
-    app = FastAPI(title="kvgw", version=kvgw.__version__, docs_url=None, redoc_url=None, openapi_url=None)
-    app.state.gateway = gateway
-    for path, route in (("/livez", _livez), ("/readyz", _readyz), ("/metrics", _metrics)):
-        app.add_api_route(path, route, methods=["GET"], response_model=None)
-    return app
-
 
 @asynccontextmanager
-async def http_listening(gateway: Opened, endpoint: TcpEndpoint) -> AsyncIterator[TcpEndpoint]:
-    """Serve the application while the block runs; yields the endpoint with its real port."""
+async def http_listening(gateway: Opened, endpoint: TcpEndpoint | None) -> AsyncIterator[TcpEndpoint | None]:
+    """Serve the application on its Unix socket and on `endpoint` while the block runs; yields it with its real port."""
+    sockets = [_bind_own(gateway.folder / ADMIN_SOCKET)]
+    try:
+        if endpoint is not None:
+            sockets.append(_bind_tcp(endpoint))
+        config = uvicorn.Config(
+            build_app(gateway),
+            http=_limited_protocol(CONNECTIONS_MAX),
+            backlog=_BACKLOG,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=2,
+        )
+        server = _Server(config)
+        serving = asyncio.create_task(server.serve(sockets=list(sockets)))
+        try:
+            yield None if endpoint is None else TcpEndpoint(endpoint.host, sockets[1].getsockname()[1])
+        finally:
+            server.should_exit = True
+            with contextlib.suppress(asyncio.CancelledError):
+                await serving
+    finally:
+        for sock in sockets:
+            sock.close()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(gateway.folder / ADMIN_SOCKET)
+
+
+def _bind_own(path: Path) -> socket.socket:
+    try:
+        return bind_unix(str(path))
+    except OSError as error:
+        raise SettingsError(f"cannot listen on {UnixEndpoint(str(path))}: {error.strerror or error}") from error
+
+
+def _bind_tcp(endpoint: TcpEndpoint) -> socket.socket:
     family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -88,24 +80,7 @@ async def http_listening(gateway: Opened, endpoint: TcpEndpoint) -> AsyncIterato
         raise SettingsError(
             f"cannot listen on {endpoint} (setting server.http): {error.strerror}; choose another port, or none"
         ) from error
-    config = uvicorn.Config(
-        build_app(gateway),
-        http=_limited_protocol(CONNECTIONS_MAX),
-        backlog=_BACKLOG,
-        log_level="warning",
-        access_log=False,
-        lifespan="off",
-        timeout_graceful_shutdown=2,
-    )
-    server = _Server(config)
-    serving = asyncio.create_task(server.serve(sockets=[sock]))
-    try:
-        yield TcpEndpoint(endpoint.host, sock.getsockname()[1])
-    finally:
-        server.should_exit = True
-        with contextlib.suppress(asyncio.CancelledError):
-            await serving
-        sock.close()
+    return sock
 
 
 def _limited_protocol(most: int) -> type[H11Protocol]:
@@ -118,6 +93,9 @@ def _limited_protocol(most: int) -> type[H11Protocol]:
     class Limited(H11Protocol):
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
             super().connection_made(transport)
+            sock = transport.get_extra_info("socket")
+            if sock is not None and sock.family == socket.AF_UNIX:
+                self.app_state = {**self.app_state, PEER_UID: peer_uid(sock)}
             alive[self] = None
             if len(alive) > most:
                 idle = (one for one in alive if one.cycle is None or one.cycle.response_complete)

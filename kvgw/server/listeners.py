@@ -104,12 +104,13 @@ def _is_loopback(host: str) -> bool:
 
 def _bind(endpoint: Endpoint) -> socket.socket:
     try:
-        return _bind_unix(endpoint.path) if isinstance(endpoint, UnixEndpoint) else _bind_tcp(endpoint)
+        return bind_unix(endpoint.path) if isinstance(endpoint, UnixEndpoint) else _bind_tcp(endpoint)
     except OSError as error:
         raise SettingsError(f"cannot listen on {endpoint}: {error.strerror or error}") from error
 
 
-def _bind_unix(path: str) -> socket.socket:
+def bind_unix(path: str) -> socket.socket:
+    """A listening Unix socket that only its owner may connect to. Raises `OSError`, and `SettingsError` when taken."""
     check_socket_path(path)
     _remove_stale(Path(path))
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

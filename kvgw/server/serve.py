@@ -69,10 +69,10 @@ async def serving(
         for endpoint in wanted:
             listener = listening(endpoint, serve, limits.connections, gateway.rooms.metrics)
             endpoints.append(await stack.enter_async_context(listener))
-        http = None
+        address = None
         if settings.server.http:
             address = tcp_endpoint(settings.server.http, allow_plaintext=settings.server.allow_plaintext)
-            http = await stack.enter_async_context(http_listening(gateway, address))
+        http = await stack.enter_async_context(http_listening(gateway, address))
         yield Serving(gateway, tuple(endpoints), http)
 
 

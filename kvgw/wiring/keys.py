@@ -17,6 +17,7 @@ from tenancy.errors import KeyUnavailable
 from tenancy.keystore import FileKeyStore, KeyStore
 from tenancy.rootkey import FileRootKey, RootKey
 from tenancy.secret import KEY_BYTES, SecretBytes
+from tenancy.signing import Signer
 from tenancy.wrapping import KeyContext
 
 GATEWAYS: Final = UUID(int=0)
@@ -30,6 +31,7 @@ class Keys:
     root: RootKey
     store: KeyStore
     pepper: SecretBytes
+    signer: Signer
     shared: bool
     """Whether other gateways can reach the store."""
 
@@ -49,7 +51,8 @@ async def open_keys(stack: AsyncExitStack, settings: Settings, data: Path, worke
     opens = FileRootKey.open if shared else FileRootKey.open_or_create
     root = await opens(folder, workers, rng.token)
     store = await open_store(stack, settings, data, workers)
-    return Keys(root, store, await _pepper(root, store, rng), shared)
+    pepper = await _pepper(root, store, rng)
+    return Keys(root, store, pepper, Signer(pepper), shared)
 
 
 async def open_store(stack: AsyncExitStack, settings: Settings, data: Path, workers: Workers) -> KeyStore:

@@ -7,20 +7,21 @@ from typing import Final
 from uuid import UUID
 
 from kvgw.authenticate import token_row
+from kvgw.gateway.outbox import OutboxLimits
 from kvgw.maintenance.crew import Pace
 from kvgw.runtime import Rng
-from kvgw.settings import DefaultSettings, MaintenanceSettings
-from tenancy.access import DEFAULT_NAMESPACE, Permission, new_token
+from kvgw.settings import DefaultSettings, MaintenanceSettings, WriteBackSettings
+from tenancy.access import DATA_PERMISSIONS, DEFAULT_NAMESPACE, Permission, new_token
 from tenancy.catalog import Catalog
 from tenancy.errors import KeyGone, KeyUnavailable, RegistryRefused
 from tenancy.keyring import Keyring
+from tenancy.policy import Policy
 from tenancy.provision import create_namespace
-from tenancy.registry import Policy
 from tenancy.secret import SecretBytes
 
 FIRST_TENANT: Final = "default"
 FIRST_TOKEN_DAYS: Final = 365
-FIRST_PERMISSIONS: Final = frozenset(Permission)
+FIRST_PERMISSIONS: Final = DATA_PERMISSIONS | {Permission.ADMIN, Permission.METRICS}
 
 _DAY_MS: Final = 86_400_000
 
@@ -85,3 +86,13 @@ def pace_of(maintenance: MaintenanceSettings) -> Pace:
         nvme_orphan_grace=maintenance.nvme_orphan_grace_seconds,
         s3_orphan_grace=maintenance.s3_orphan_grace_seconds,
     )
+
+
+def outbox_limits_of(write_back: WriteBackSettings) -> OutboxLimits:
+    """How far behind write-back may be."""
+    return OutboxLimits(bytes_max=write_back.outbox_bytes, seconds_max=write_back.outbox_seconds)
+
+
+def rates_of(write_back: WriteBackSettings) -> dict[str, int]:
+    """Bytes per second that write-back may write, by tier; 0: no limit."""
+    return {"nvme": write_back.nvme_bytes_per_second, "s3": write_back.s3_bytes_per_second}

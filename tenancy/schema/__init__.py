@@ -7,6 +7,14 @@ row. Times are Unix milliseconds. Migrations in ``migrations/`` create these tab
 from tenancy.schema.base import TENANT_SCOPE, UNLIMITED, metadata, owned
 from tenancy.schema.chunks import UNSETTLED, chunk, entry, entry_label, kv_format, placement, tombstone, unexpired
 from tenancy.schema.processes import clock_mark, gateway_process, maintenance_lease
+from tenancy.schema.records import (
+    audit_checkpoint,
+    audit_head,
+    audit_record,
+    deletion_blob,
+    deletion_job,
+    usage_hour,
+)
 from tenancy.schema.tenants import api_token, namespace, namespace_key, quota, reservation, tenant
 
 __all__ = [
@@ -14,8 +22,13 @@ __all__ = [
     "UNLIMITED",
     "UNSETTLED",
     "api_token",
+    "audit_checkpoint",
+    "audit_head",
+    "audit_record",
     "chunk",
     "clock_mark",
+    "deletion_blob",
+    "deletion_job",
     "entry",
     "entry_label",
     "gateway_process",
@@ -31,4 +44,5 @@ __all__ = [
     "tenant",
     "tombstone",
     "unexpired",
+    "usage_hour",
 ]

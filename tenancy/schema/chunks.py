@@ -116,6 +116,7 @@ entry = Table(
     Column("last_hit_ms", BigInteger, nullable=False),
     Column("hits", BigInteger, nullable=False),
     Column("writer", String(64), nullable=False),
+    Column("hold_until_ms", BigInteger, nullable=False, server_default="0"),
     PrimaryKeyConstraint("tenant_id", "namespace_id", "format_id", "entry_key"),
     ForeignKeyConstraint(["tenant_id", "namespace_id", "blob_id"], _CHUNK_KEY, name="fk_entry_chunk"),
     Index("ix_entry_blob", "tenant_id", "namespace_id", "blob_id"),

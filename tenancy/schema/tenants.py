@@ -16,6 +16,7 @@ from sqlalchemy import (
     Table,
     UniqueConstraint,
     Uuid,
+    true,
 )
 
 from tenancy.schema.base import in_namespace, metadata, owner_columns
@@ -45,6 +46,15 @@ namespace = Table(
     Column("min_decrypt_epoch", Integer, nullable=False),
     Column("min_encrypt_epoch", Integer, nullable=False),
     Column("created_ms", BigInteger, nullable=False),
+    Column("visibility", String(8), nullable=False, server_default="private"),
+    Column("readers", String(4096), nullable=False, server_default=""),
+    Column("over_quota", String(12), nullable=False, server_default="reject"),
+    Column("hold_bytes", BigInteger, nullable=False, server_default="0"),
+    Column("nvme_bytes", BigInteger, nullable=False, server_default="0"),
+    Column("requests_per_second", Integer, nullable=False, server_default="0"),
+    Column("bytes_per_second", BigInteger, nullable=False, server_default="0"),
+    Column("concurrent_requests", Integer, nullable=False, server_default="0"),
+    Column("deletion_allowed", Boolean, nullable=False, server_default=true()),
     PrimaryKeyConstraint("tenant_id", "namespace_id"),
     ForeignKeyConstraint(["tenant_id"], ["tenant.tenant_id"]),
     UniqueConstraint("tenant_id", "name"),
@@ -52,7 +62,23 @@ namespace = Table(
     CheckConstraint("durability IN ('staged', 'nvme', 's3')", name="durability"),
     CheckConstraint("default_ttl_ms > 0 AND default_ttl_ms <= max_ttl_ms", name="ttl"),
     CheckConstraint("epoch >= min_encrypt_epoch AND min_encrypt_epoch >= min_decrypt_epoch", name="epoch"),
+    CheckConstraint("visibility IN ('private', 'public')", name="visibility"),
+    CheckConstraint("over_quota IN ('reject', 'make_room')", name="over_quota"),
+    *(
+        CheckConstraint(f"{limit} >= 0", name=limit)
+        for limit in (
+            "hold_bytes",
+            "nvme_bytes",
+            "requests_per_second",
+            "bytes_per_second",
+            "concurrent_requests",
+        )
+    ),
 )
+"""A limit of zero means none of its own: the tenant's, or the gateway's, is all that holds.
+
+``readers`` are the names of the tenants that may read a public namespace, separated by spaces, or ``*``.
+"""
 
 api_token = Table(
     "api_token",
@@ -66,6 +92,10 @@ api_token = Table(
     Column("created_ms", BigInteger, nullable=False),
     Column("expires_ms", BigInteger, nullable=False),
     Column("revoked_ms", BigInteger),
+    Column("name", String(64), nullable=False, server_default=""),
+    Column("not_before_ms", BigInteger, nullable=False, server_default="0"),
+    Column("created_by", String(64), nullable=False, server_default=""),
+    Column("last_used_ms", BigInteger),
     PrimaryKeyConstraint("tenant_id", "token_id"),
     ForeignKeyConstraint(["tenant_id"], ["tenant.tenant_id"]),
     Index("ix_api_token_lookup", "token_id"),

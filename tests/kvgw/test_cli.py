@@ -42,9 +42,9 @@ def test_a_first_start_and_what_an_operator_asks_next(tmp_path: Path) -> None:
         status = answer("status", *data)
         assert (status["ready"], status["catalog"], status["root_key"]) == (True, "ok", "ok")
         assert [tier["tier"] for tier in status["tiers"]] == ["nvme"]
-        made = answer("namespace", "create", "team-a", "--limit-bytes", "1000000", "--ttl-seconds", "60", *data)
-        assert (made["name"], made["usage"]["limit_bytes"], made["default_ttl_ms"]) == ("team-a", 1000000, 60000)
-        listed = answer("namespace", "list", *data)["namespaces"]
+        made = answer("namespace", "create", "team-a", "--limit-bytes", "1000000", "--ttl", "60s", *data)
+        assert (made["name"], made["limit_bytes"], made["default_ttl"]) == ("team-a", 1000000, "1m")
+        listed = answer("namespace", "list", *data)
         assert [one["name"] for one in listed] == ["default", "team-a"]
         assert [one["usage"]["stored_bytes"] for one in answer("stats", *data)["namespaces"]] == [0, 0]
         keys = sorted((tmp_path / "gw" / "keys").rglob("*"))

@@ -1,0 +1,107 @@
+"""Admin verbs from the command line: asked of the running gateway, or of the data folder itself when none runs.
+
+Each way the same application answers (`kvgw.admin.app`): over the gateway's own Unix socket, whose peer is known by
+its user, over HTTP with a token (``$KVGW_ADMIN``, ``$KVGW_TOKEN``), or inside this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+from starlette.types import Receive, Scope, Send
+
+from kvgw.admin.app import build_app
+from kvgw.admin.seat import PEER_UID
+from kvgw.cli.options import data_folder, settings_of
+from kvgw.cli.output import error_console
+from kvgw.errors import Code, KvgwError, Outage, from_code
+from kvgw.server.http import ADMIN_SOCKET
+from kvgw.wiring import opened
+
+SECONDS_MAX = 120.0
+_BASE = "http://kvgw"
+
+
+def ask_admin(
+    data: Path | None,
+    config: Path | None,
+    method: str,
+    path: str,
+    *,
+    body: object = None,
+    query: Mapping[str, str | int] | None = None,
+) -> Any:
+    """The decoded answer to one admin request. Raises `KvgwError` with the gateway's sentence."""
+
+    async def exchange() -> Any:
+        async with _client(data_folder(data), config) as client:
+            try:
+                answer = await client.request(method, f"/v1{path}", json=body, params=query)
+            except httpx2.TransportError as error:
+                raise Outage(f"the gateway's admin API does not answer: {error}", Code.UNAVAILABLE) from error
+        return _decoded(answer)
+
+    return asyncio.run(exchange())
+
+
+@asynccontextmanager
+async def _client(folder: Path, config: Path | None) -> AsyncIterator[httpx2.AsyncClient]:
+    remote = os.environ.get("KVGW_ADMIN")
+    token = os.environ.get("KVGW_TOKEN")
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    if remote:
+        async with httpx2.AsyncClient(base_url=remote, headers=headers, timeout=SECONDS_MAX) as client:
+            yield client
+    elif _listens(folder / ADMIN_SOCKET):
+        transport = httpx2.AsyncHTTPTransport(uds=str(folder / ADMIN_SOCKET))
+        async with httpx2.AsyncClient(
+            transport=transport, base_url=_BASE, headers=headers, timeout=SECONDS_MAX
+        ) as client:
+            yield client
+    elif not folder.is_dir():
+        raise Outage(f"no gateway runs on {folder}, and there is no such data folder; start one: kvgw serve")
+    else:
+        async with opened(settings_of(folder, config), folder) as gateway:
+            if gateway.first_token is not None:
+                error_console().print(
+                    f"the first tenant's token, never shown again: {gateway.first_token}", highlight=False, soft_wrap=True
+                )
+            application = build_app(gateway)
+
+            async def as_owner(scope: Scope, receive: Receive, send: Send) -> None:
+                await application({**scope, "state": {PEER_UID: os.geteuid()}}, receive, send)
+
+            transport_here = httpx2.ASGITransport(as_owner, raise_app_exceptions=False)
+            async with httpx2.AsyncClient(
+                transport=transport_here, base_url=_BASE, headers=headers, timeout=SECONDS_MAX
+            ) as client:
+                yield client
+
+
+def _listens(path: Path) -> bool:
+    """Whether a gateway answers on this socket now."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True
+
+
+def _decoded(answer: httpx2.Response) -> Any:
+    if answer.is_success:
+        return answer.json() if answer.headers.get("content-type", "").startswith("application/json") else answer.text
+    try:
+        told = answer.json()["error"]
+        error: KvgwError = from_code(Code(told["code"]), told["message"])
+    except (ValueError, KeyError, TypeError):
+        error = Outage(f"the admin API answered {answer.status_code} without saying why", Code.INTERNAL)
+    raise error

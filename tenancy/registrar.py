@@ -1,0 +1,151 @@
+"""The catalog's face for tenants, namespaces and tokens: every change is audited in its own transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+from uuid import UUID
+
+from sqlalchemy import Connection
+
+from tenancy import audit, registry, tokens
+from tenancy.audit import Act
+from tenancy.engine import Database
+from tenancy.model import Namespace, Scope
+from tenancy.policy import Policy
+from tenancy.registry import KeyRow, TenantRow
+from tenancy.schema import TENANT_SCOPE
+from tenancy.sight import NO_TENANT, Sight
+from tenancy.tokens import TokenRow
+
+Result = TypeVar("Result")
+
+GATEWAY = "gateway"
+"""The actor of what a gateway does by itself."""
+
+
+class Registrar:
+    """Who there is, and what they may do. Raises `CatalogUnavailable` and `RegistryRefused`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def act(self, act: Act, body: Callable[[Connection], Result], tenant: UUID, now_ms: int) -> Result:
+        """Run `body` over a tenant's rows and record `act` in the same transaction: both, or neither."""
+
+        def transaction(connection: Connection) -> Result:
+            result = body(connection)
+            audit.record(connection, act, now_ms)
+            return result
+
+        return await self._database.write(transaction, Sight(tenant))
+
+    # Tenants
+
+    async def tenants(self) -> list[tuple[UUID, str]]:
+        return await self._database.read(registry.tenants, NO_TENANT)
+
+    async def tenant(self, name: str) -> UUID | None:
+        return await self._database.read(partial(registry.find_tenant, name=name), NO_TENANT)
+
+    async def describe_tenant(self, tenant: UUID) -> TenantRow | None:
+        return await self._database.read(partial(registry.describe_tenant, tenant_id=tenant), Sight(tenant))
+
+    async def create_tenant(self, tenant: UUID, name: str, now_ms: int, actor: str = GATEWAY) -> None:
+        await self.act(
+            Act(actor=actor, action="tenant.create", target=name, tenant=tenant),
+            partial(registry.create_tenant, tenant_id=tenant, name=name, now_ms=now_ms),
+            tenant,
+            now_ms,
+        )
+
+    async def set_tenant_state(self, tenant: UUID, state: str, act: Act, now_ms: int) -> None:
+        await self.act(act, partial(registry.set_tenant_state, tenant_id=tenant, state=state), tenant, now_ms)
+
+    async def limit_tenant(self, tenant: UUID, limits: Policy, act: Act, now_ms: int) -> None:
+        await self.act(
+            act,
+            partial(registry.change_limits, tenant_id=tenant, scope_id=TENANT_SCOPE, limits=limits),
+            tenant,
+            now_ms,
+        )
+
+    # Namespaces
+
+    async def namespace(self, tenant: UUID, name: str) -> Namespace | None:
+        return await self._database.read(partial(registry.find_namespace, tenant_id=tenant, name=name), Sight(tenant))
+
+    async def namespaces(self, tenant: UUID) -> list[Namespace]:
+        return await self._database.read(partial(registry.namespaces, tenant_id=tenant), Sight(tenant))
+
+    async def create_namespace(
+        self, scope: Scope, name: str, policy: Policy, keys: list[KeyRow], now_ms: int, actor: str = GATEWAY
+    ) -> None:
+        await self.act(
+            Act(actor=actor, action="namespace.create", target=name, tenant=scope.tenant, namespace=scope.namespace),
+            partial(registry.create_namespace, scope=scope, name=name, policy=policy, keys=keys, now_ms=now_ms),
+            scope.tenant,
+            now_ms,
+        )
+
+    async def set_namespace_state(self, scope: Scope, state: str, act: Act, now_ms: int) -> None:
+        await self.act(act, partial(registry.set_namespace_state, scope=scope, state=state), scope.tenant, now_ms)
+
+    async def change_policy(self, scope: Scope, policy: Policy, act: Act, now_ms: int) -> None:
+        await self.act(act, partial(registry.change_policy, scope=scope, policy=policy), scope.tenant, now_ms)
+
+    async def wrapped_keys(self, scope: Scope) -> list[KeyRow]:
+        return await self._database.read(partial(registry.wrapped_keys, scope=scope), Sight(scope.tenant))
+
+    # Tokens
+
+    async def add_token(self, row: TokenRow, now_ms: int) -> None:
+        await self.act(
+            Act(
+                actor=row.created_by or GATEWAY,
+                action="token.create",
+                target=row.token_id,
+                tenant=row.tenant,
+                detail={"permissions": row.permissions, "namespaces": row.namespaces, "name": row.name},
+            ),
+            partial(tokens.add_token, row=row, now_ms=now_ms),
+            row.tenant,
+            now_ms,
+        )
+
+    async def token(self, token_id: str) -> TokenRow | None:
+        return await self._database.read(partial(tokens.find_token, token_id=token_id), Sight(token_id=token_id))
+
+    async def tokens(self, tenant: UUID) -> list[TokenRow]:
+        return await self._database.read(partial(tokens.tokens, tenant_id=tenant), Sight(tenant))
+
+    async def revoke_token(self, tenant: UUID, token_id: str, now_ms: int, actor: str = GATEWAY) -> bool:
+        return await self.act(
+            Act(actor=actor, action="token.revoke", target=token_id, tenant=tenant),
+            partial(tokens.revoke_token, tenant_id=tenant, token_id=token_id, now_ms=now_ms),
+            tenant,
+            now_ms,
+        )
+
+    async def replace_token(self, old: str, row: TokenRow, until_ms: int, now_ms: int) -> None:
+        """Add `row` and let the token `old` end at `until_ms`: until then both work."""
+
+        def body(connection: Connection) -> None:
+            tokens.add_token(connection, row, now_ms)
+            tokens.expire_token(connection, row.tenant, old, until_ms)
+
+        act = Act(
+            actor=row.created_by,
+            action="token.rotate",
+            target=old,
+            tenant=row.tenant,
+            detail={"successor": row.token_id},
+        )
+        await self.act(act, body, row.tenant, now_ms)
+
+    async def note_token_use(self, tenant: UUID, token_id: str, now_ms: int, grain_ms: int) -> None:
+        await self._database.write(
+            partial(tokens.note_use, tenant_id=tenant, token_id=token_id, now_ms=now_ms, grain_ms=grain_ms),
+            Sight(tenant),
+        )
