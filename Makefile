@@ -7,10 +7,13 @@ WORKERS ?= 2
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
 TORTURE_ARGS ?=
+SCALE_ARGS ?=
+ENGINE_TESTS ?= engine
 
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+ENGINES := .venv-engines
 LOCKS := requirements/dev.lock requirements/torch.lock
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --no-compile
@@ -27,7 +30,7 @@ STACK := KVGW_COMPOSE_SECRETS='$(COMPOSE_SECRETS)' KVGW_COMPOSE_MINIO_PORT=$(MIN
 	KVGW_COMPOSE_POSTGRES_PORT=$(POSTGRES_PORT) $(COMPOSE)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-all torture-gateways demo lint types docs clean compose-up compose-test compose-down
+.PHONY: help setup test test-all test-engines torture-gateways bench-gateways demo lint types docs clean compose-up compose-test compose-down
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,8 +59,21 @@ test: $(STAMP) ## Lint, types, layers and all tests but the slow ones
 test-all: $(STAMP) ## The same with the slow tests
 	$(PYTEST)
 
+test-engines: $(STAMP) $(ENGINES)/.installed ## The adapters inside real engines on the CPU; ENGINE_TESTS=smoke: five minutes of it
+	KVGW_TEST_VLLM='$(CURDIR)/$(ENGINES)/bin/python' $(BIN)/python -m pytest -rs -m '$(ENGINE_TESTS)' $(PYTEST_ARGS) tests/engines
+
+$(ENGINES)/.installed: requirements/engines-vllm.lock
+	@test -x $(ENGINES)/bin/python || $(PYTHON) -m venv $(ENGINES)
+	@echo "setup: vLLM (requirements/engines-vllm.lock), about 2.5 GB in $(ENGINES)"
+	@$(ENGINES)/bin/python -m pip --disable-pip-version-check install --quiet --no-compile --no-deps $(TORCH_INDEX:%=--extra-index-url %) -r $<
+	@$(ENGINES)/bin/python -m compileall -q -j 2 $(ENGINES)/lib
+	@touch $@
+
 torture-gateways: $(STAMP) ## Five minutes of three gateways over one PostgreSQL and one S3, one killed every 20 s
 	$(BIN)/python -m tests.torture.three_gateways $(TORTURE_ARGS)
+
+bench-gateways: $(STAMP) ## GET throughput through 1, 2 and 4 gateway processes over one PostgreSQL and one S3
+	$(BIN)/python -m tests.scale_gateways $(SCALE_ARGS)
 
 demo: $(STAMP) ## The demo: a real language model over a gateway, no service needed
 	$(BIN)/python docs/demo/demo.py $(DEMO_ARGS)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvgw.durations import duration_ms
 from kvgw.errors import Code, FormatError
-from kvgw.model import DEADLINE_MS_MAX, KEYS_MAX
+from kvgw.model import DEADLINE_MS_MAX, KEYS_MAX, PUBLIC_MAX
 from kvgw.reports import Registered
 
 
@@ -21,6 +22,19 @@ def check_keys(keys: Sequence[bytes]) -> list[bytes]:
             raise FormatError(f"key {index} repeats key {seen[key]}; name each chunk once in a request")
         seen[key] = index
     return list(keys)
+
+
+def check_references(references: Sequence[str]) -> list[str]:
+    """Refuse what cannot name public namespaces. Raises `FormatError` naming the value and the limit."""
+    if isinstance(references, str):
+        raise FormatError(f"public takes a list of namespaces, not the string {references!r:.80}")
+    if len(references) > PUBLIC_MAX:
+        raise FormatError(f"a request looks into at most {PUBLIC_MAX} public namespaces, not {len(references)}")
+    for reference in references:
+        tenant, slash, name = reference.partition("/")
+        if not (tenant and slash and name) or "/" in name or len(reference) > 129:
+            raise FormatError(f"{reference!r:.160} names no public namespace; write tenant/namespace")
+    return list(references)
 
 
 def one_namespace(chosen: Sequence[Registered]) -> str:
@@ -50,6 +64,11 @@ def writable(buffer: bytearray | memoryview, index: int) -> memoryview:
     if view.readonly:
         raise FormatError(f"buffer {index} is read-only")
     return view
+
+
+def life_ms(ttl: float | str) -> int:
+    """Whole milliseconds of a TTL in seconds, or written as ``5m``, ``1h``, ``24h``. Raises `FormatError`."""
+    return duration_ms(ttl) if isinstance(ttl, str) else milliseconds(ttl)
 
 
 def milliseconds(seconds: float) -> int:

@@ -8,32 +8,33 @@ succeed (a buffer of the wrong length, a format that is not registered, no permi
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Final, Literal, TypeVar
 
-from kvgw.breaker import Breaker, BreakerOptions, BreakerState
+from kvgw.calls import Calls, ClientOptions, OnError, gateway_ms
 from kvgw.checks import (
     as_bytes,
     check_buffers,
     check_counts,
     check_keys,
-    deadline,
-    milliseconds,
+    check_references,
+    life_ms,
     one_namespace,
     writable,
 )
 from kvgw.endpoint import TcpEndpoint, parse_endpoint
-from kvgw.errors import Code, FormatError, KvgwError, Outage, RequestRefused
+from kvgw.errors import FormatError, Outage, RequestRefused
 from kvgw.fleet import FleetTransport
 from kvgw.kvformat import KVFormat
 from kvgw.model import (
     DeleteReply,
     DeleteRequest,
     Durability,
+    ExplainReply,
+    ExplainRequest,
     GetRequest,
+    HoldReply,
+    HoldRequest,
     Label,
     MatchReply,
     MatchRequest,
@@ -48,44 +49,17 @@ from kvgw.model import (
     TouchRequest,
 )
 from kvgw.reports import GetReport, Match, PutReport, Registered, Touched
-from kvgw.runtime import Clock, Rng, SystemClock, SystemRng
+from kvgw.runtime import SystemClock, SystemRng
 from kvgw.tls import client_context
-from kvgw.transport import SocketTransport, Transport
+from kvgw.transport import SocketTransport
 
-GATEWAY_SHARE: Final = 0.95
-"""Part of a call's time that the gateway may use."""
-
-Result = TypeVar("Result")
-OnError = Literal["miss", "raise"]
 Buffer = bytes | bytearray | memoryview
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientOptions:
-    """How a client behaves. Deadlines are in seconds and hold for a call as a whole."""
-
-    namespace: str = ""
-    """Empty: the credential's default namespace."""
-    read_deadline_s: float = 10.0
-    write_deadline_s: float = 30.0
-    on_error: OnError = "miss"
-    breaker: BreakerOptions = field(default_factory=BreakerOptions)
+__all__ = ["Client", "ClientOptions", "OnError", "connect"]
 
 
-class Client:
+class Client(Calls):
     """A connection to a gateway, over any transport. Safe for concurrent use by the tasks of one event loop."""
-
-    def __init__(
-        self,
-        transport: Transport,
-        options: ClientOptions | None = None,
-        *,
-        clock: Clock | None = None,
-        rng: Rng | None = None,
-    ) -> None:
-        self._transport = transport
-        self._options = options or ClientOptions()
-        self._breaker = Breaker(self._options.breaker, clock or SystemClock(), rng or SystemRng())
 
     async def __aenter__(self) -> Client:
         return self
@@ -95,19 +69,10 @@ class Client:
     ) -> None:
         await self.aclose()
 
-    async def aclose(self) -> None:
-        """Close the connections; a second call does nothing."""
-        await self._transport.aclose()
-
-    @property
-    def breaker(self) -> BreakerState:
-        """Whether calls go to the gateway (closed) or are answered as outages here."""
-        return self._breaker.state
-
     async def register(self, kv_format: KVFormat, *, deadline_s: float | None = None) -> Registered:
         """Make a KV format known. Raises `RequestRefused` or `Outage`."""
         limit = self._limit(deadline_s, self._options.write_deadline_s)
-        request = RegisterRequest(kv_format.canonical(), self._options.namespace, _gateway_ms(limit))
+        request = RegisterRequest(kv_format.canonical(), self._options.namespace, gateway_ms(limit))
         reply = await self._call(limit, lambda: self._transport.ask(request, RegisterReply))
         if reply.chunk_bytes != kv_format.chunk_bytes:
             raise RequestRefused(
@@ -122,22 +87,37 @@ class Client:
         keys: Sequence[bytes],
         *,
         lease_ms: int = 0,
+        public: Sequence[str] = (),
         deadline_s: float | None = None,
         on_error: OnError | None = None,
     ) -> Match:
-        """Length of the leading run of `keys` that can be had in every one of `formats`."""
+        """Length of the leading run of `keys` that can be had in every one of `formats`.
+
+        `public`: namespaces of others, as ``tenant/namespace``, that are asked for what this one lacks.
+        """
         chosen = [formats] if isinstance(formats, Registered) else list(formats)
         namespace = one_namespace(chosen)
         limit = self._limit(deadline_s, self._options.read_deadline_s)
         request = MatchRequest(
-            [one.fingerprint for one in chosen], check_keys(keys), namespace, lease_ms, _gateway_ms(limit)
+            [one.fingerprint for one in chosen],
+            check_keys(keys),
+            namespace,
+            lease_ms,
+            gateway_ms(limit),
+            check_references(public),
         )
         try:
             reply = await self._call(limit, lambda: self._transport.ask(request, MatchReply))
         except Outage as error:
             self._maybe_raise(error, on_error)
             return Match(0, (), Outcome.OUTAGE, str(error))
-        return Match(reply.matched, tuple(reply.tiers), reason=reply.reason)
+        return Match(
+            reply.matched,
+            tuple(reply.tiers),
+            reason=reply.reason,
+            namespaces=tuple(reply.namespaces),
+            cached_tokens=reply.matched * chosen[0].kv_format.tokens_per_chunk,
+        )
 
     async def get(
         self,
@@ -145,27 +125,32 @@ class Client:
         keys: Sequence[bytes],
         into: Sequence[bytearray | memoryview],
         *,
+        public: Sequence[str] = (),
         deadline_s: float | None = None,
         on_error: OnError | None = None,
     ) -> GetReport:
         """Read chunks into buffers of exactly ``registered.chunk_bytes`` bytes, one for each key.
 
-        Raises `FormatError` before a byte moves when a buffer has another length.
+        `public`: namespaces of others, as ``tenant/namespace``, that are asked for what this one lacks; each hit names
+        the one that had it. Raises `FormatError` before a byte moves when a buffer has another length.
         """
         buffers = [writable(buffer, index) for index, buffer in enumerate(into)]
         check_counts(keys, buffers, "buffers")
         check_buffers(buffers, registered.chunk_bytes, "buffer")
         limit = self._limit(deadline_s, self._options.read_deadline_s)
-        request = GetRequest(registered.fingerprint, check_keys(keys), registered.namespace, _gateway_ms(limit))
+        request = GetRequest(
+            registered.fingerprint, check_keys(keys), registered.namespace, gateway_ms(limit), check_references(public)
+        )
         try:
             reply = await self._call(limit, lambda: self._transport.get(request, buffers))
         except Outage as error:
             self._maybe_raise(error, on_error)
             return GetReport((), Outcome.OUTAGE, str(error))
+        cached = len(reply.hits) * registered.kv_format.tokens_per_chunk
         if reply.degraded and len(reply.hits) < len(buffers):
             self._maybe_raise(Outage(reply.degraded), on_error)
-            return GetReport(tuple(reply.hits), Outcome.OUTAGE, reply.degraded)
-        return GetReport(tuple(reply.hits))
+            return GetReport(tuple(reply.hits), Outcome.OUTAGE, reply.degraded, cached)
+        return GetReport(tuple(reply.hits), cached_tokens=cached)
 
     async def put(
         self,
@@ -175,7 +160,7 @@ class Client:
         *,
         parent: bytes | None = None,
         depth: int = 0,
-        ttl_s: float | None = None,
+        ttl: float | str | None = None,
         durability: Durability | None = None,
         labels: Sequence[Label] = (),
         deadline_s: float | None = None,
@@ -183,7 +168,8 @@ class Client:
     ) -> PutReport:
         """Store chunks as a chain: each key's parent is the one before it, the first's is `parent` at `depth` - 1.
 
-        Only chunks that the gateway lacks travel. Raises `FormatError` when a chunk has not exactly
+        `ttl`: seconds, or a duration such as ``5m``, ``1h``, ``24h``; None: the namespace's. Only chunks that the
+        gateway lacks travel. Raises `FormatError` when a chunk has not exactly
         ``registered.chunk_bytes`` bytes.
         """
         payloads = [as_bytes(chunk, f"chunk {index}") for index, chunk in enumerate(chunks)]
@@ -196,32 +182,33 @@ class Client:
             parent,
             depth,
             registered.namespace,
-            None if ttl_s is None else milliseconds(ttl_s),
+            None if ttl is None else life_ms(ttl),
             durability,
             list(labels),
-            _gateway_ms(limit),
+            gateway_ms(limit),
         )
         try:
             reply = await self._call(limit, lambda: self._transport.put(request, payloads))
         except Outage as error:
             self._maybe_raise(error, on_error)
             return PutReport((PutOutcome.FAILED,) * len(payloads), 0, Outcome.OUTAGE, str(error))
-        return PutReport(tuple(reply.outcomes), reply.expires_ms, reason=reply.reason)
+        created = reply.outcomes.count(PutOutcome.STORED) * registered.kv_format.tokens_per_chunk
+        return PutReport(tuple(reply.outcomes), reply.expires_ms, reason=reply.reason, created_tokens=created)
 
     async def touch(
         self,
         registered: Registered,
         keys: Sequence[bytes],
         *,
-        ttl_s: float | None = None,
+        ttl: float | str | None = None,
         deadline_s: float | None = None,
         on_error: OnError | None = None,
     ) -> Touched:
-        """Extend the life of entries to now plus `ttl_s` (None: each entry's own TTL), never shortening it."""
+        """Extend the life of entries to now plus `ttl` (None: each entry's own TTL), never shortening it."""
         limit = self._limit(deadline_s, self._options.read_deadline_s)
-        ttl_ms = None if ttl_s is None else milliseconds(ttl_s)
+        ttl_ms = None if ttl is None else life_ms(ttl)
         request = TouchRequest(
-            registered.fingerprint, check_keys(keys), registered.namespace, ttl_ms, _gateway_ms(limit)
+            registered.fingerprint, check_keys(keys), registered.namespace, ttl_ms, gateway_ms(limit)
         )
         try:
             reply = await self._call(limit, lambda: self._transport.ask(request, TouchReply))
@@ -230,56 +217,47 @@ class Client:
             return Touched(0, Outcome.OUTAGE, str(error))
         return Touched(reply.touched)
 
+    async def hold(
+        self,
+        registered: Registered,
+        keys: Sequence[bytes],
+        duration: float | str | None,
+        *,
+        deadline_s: float | None = None,
+    ) -> int:
+        """Keep entries from eviction (for seconds, or ``30m``); None ends their hold. How many leading ones are held.
+
+        It defers neither expiry nor deletion. Fewer than asked for: the namespace's hold quota is used, or a key is
+        not there. Raises `RequestRefused` or `Outage`: success means held.
+        """
+        limit = self._limit(deadline_s, self._options.write_deadline_s)
+        hold_ms = 0 if duration is None else life_ms(duration)
+        request = HoldRequest(
+            registered.fingerprint, check_keys(keys), hold_ms, registered.namespace, gateway_ms(limit)
+        )
+        return (await self._call(limit, lambda: self._transport.ask(request, HoldReply))).held
+
     async def delete(self, registered: Registered, keys: Sequence[bytes], *, deadline_s: float | None = None) -> int:
         """Make entries invisible at once, all or none of them; how many there were. Raises `Outage` when unsure."""
         limit = self._limit(deadline_s, self._options.write_deadline_s)
-        request = DeleteRequest(registered.fingerprint, check_keys(keys), registered.namespace, _gateway_ms(limit))
+        request = DeleteRequest(registered.fingerprint, check_keys(keys), registered.namespace, gateway_ms(limit))
         reply = await self._call(limit, lambda: self._transport.ask(request, DeleteReply))
         return reply.deleted
+
+    async def explain(
+        self, registered: Registered, keys: Sequence[bytes], *, deadline_s: float | None = None
+    ) -> ExplainReply:
+        """Why keys cannot be had, one answer for each. Raises `RequestRefused` or `Outage`."""
+        limit = self._limit(deadline_s, self._options.read_deadline_s)
+        form = registered.kv_format.canonical()
+        request = ExplainRequest(check_keys(keys), form, None, registered.namespace, gateway_ms(limit))
+        return await self._call(limit, lambda: self._transport.ask(request, ExplainReply))
 
     async def stat(self, *, deadline_s: float | None = None) -> StatReply:
         """Usage of the namespace. Raises `RequestRefused` or `Outage`."""
         limit = self._limit(deadline_s, self._options.read_deadline_s)
-        request = StatRequest(self._options.namespace, _gateway_ms(limit))
+        request = StatRequest(self._options.namespace, gateway_ms(limit))
         return await self._call(limit, lambda: self._transport.ask(request, StatReply))
-
-    async def _call(self, limit_s: float, send: Callable[[], Awaitable[Result]]) -> Result:
-        """Make one call under its deadline and the breaker."""
-        if not self._breaker.admit():
-            raise Outage("the gateway did not answer before; it is tried again shortly", Code.UNAVAILABLE)
-        try:
-            async with asyncio.timeout(limit_s):
-                result = await send()
-        except TimeoutError as error:
-            self._breaker.failed()
-            raise Outage(f"no answer within the deadline of {limit_s:g} s", Code.DEADLINE) from error
-        except Outage as error:
-            if error.answered:
-                self._breaker.succeeded()
-            else:
-                self._breaker.failed()
-            raise
-        except KvgwError:
-            self._breaker.succeeded()
-            raise
-        except BaseException:
-            self._breaker.abandoned()
-            raise
-        self._breaker.succeeded()
-        return result
-
-    def _maybe_raise(self, error: Outage, on_error: OnError | None) -> None:
-        if (on_error or self._options.on_error) == "raise":
-            raise error
-
-    @staticmethod
-    def _limit(given: float | None, default: float) -> float:
-        return deadline(default if given is None else given)
-
-
-def _gateway_ms(limit_s: float) -> int:
-    """The deadline that the gateway is told: a little before the client's, so that its reason still arrives in time."""
-    return max(1, int(limit_s * 1000 * GATEWAY_SHARE))
 
 
 def connect(

@@ -5,6 +5,7 @@
 <data>/catalog.db    the catalog (SQLite)
 <data>/keys/         root key and wrapped namespace keys: never part of a backup of the rest
 <data>/nvme/         sealed blobs
+<data>/audit/        copies of the audit log's checkpoints
 <data>/kvgw.sock     the Unix socket
 """
 

@@ -19,6 +19,7 @@ from kvgw import wire
 from kvgw.client import Client, ClientOptions
 from kvgw.errors import KvgwError, Outage
 from kvgw.gateway.core import Gateway
+from kvgw.gateway.payloads import Chunk
 from kvgw.model import GetReply, GetRequest, PutReply, PutRequest, Question
 from kvgw.settings import Settings
 from kvgw.wiring import World, opened
@@ -87,18 +88,37 @@ class _Source:
     async def wanted(self, indices: Sequence[int]) -> None:
         return  # the buffers are at hand
 
-    async def receive(self, index: int, target: memoryview) -> None:
-        target[:] = self._payloads[index]
+    async def receive(self, chunks: Sequence[Chunk]) -> None:
+        for index, target in chunks:
+            target[:] = self._payloads[index]
 
 
 class _Sink:
     """The caller's own buffers."""
 
+    pushes = True
+
     def __init__(self, into: Sequence[memoryview]) -> None:
         self._into = into
 
-    async def deliver(self, index: int, payload: memoryview) -> None:
-        self._into[index][:] = payload
+    def delivery(self, chunks: Sequence[Chunk]) -> _Copying:
+        return _Copying(self._into, chunks)
+
+
+class _Copying:
+    """Chunks on their way to the caller's own buffers."""
+
+    def __init__(self, into: Sequence[memoryview], chunks: Sequence[Chunk]) -> None:
+        self._into = into
+        self._chunks = chunks
+
+    def push(self) -> bool:
+        for index, payload in self._chunks:
+            self._into[index][:] = payload
+        return True
+
+    async def finish(self) -> None:
+        self.push()
 
 
 @asynccontextmanager

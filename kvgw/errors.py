@@ -47,10 +47,12 @@ class KvgwError(Exception):
     answered = False
     """Whether a gateway said so: then it is there, however ill something behind it may be."""
 
-    def __init__(self, message: str, code: Code | None = None) -> None:
+    def __init__(self, message: str, code: Code | None = None, *, retry_after_s: float = 0.0) -> None:
+        """`retry_after_s`: when coming again makes sense, where that is known; else 0."""
         super().__init__(message)
         if code is not None:
             self.code = code
+        self.retry_after_s = retry_after_s
 
     @property
     def retryable(self) -> bool:
@@ -75,6 +77,7 @@ class Outage(KvgwError):
     code = Code.UNAVAILABLE
 
 
-def from_code(code: Code, message: str) -> KvgwError:
+def from_code(code: Code, message: str, retry_after_s: float = 0.0) -> KvgwError:
     """The error that stands for a code and sentence that came over the wire."""
-    return Outage(message, code) if code.retryable else RequestRefused(message, code)
+    kind = Outage if code.retryable else RequestRefused
+    return kind(message, code, retry_after_s=retry_after_s)

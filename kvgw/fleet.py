@@ -18,6 +18,7 @@ from kvgw.breaker import Breaker, BreakerOptions, BreakerState
 from kvgw.errors import Code, KvgwError, Outage
 from kvgw.model import (
     DeleteRequest,
+    ExplainRequest,
     GetReply,
     GetRequest,
     MatchRequest,
@@ -70,7 +71,7 @@ class FleetTransport:
         return {member.name: member.breaker.state for member in self._members}
 
     async def ask(self, request: Question, answer: type[Answer]) -> Answer:
-        keys = request.keys if isinstance(request, MatchRequest | TouchRequest | DeleteRequest) else []
+        keys = request.keys if isinstance(request, MatchRequest | TouchRequest | DeleteRequest | ExplainRequest) else []
         return await self._first_that_answers(
             self._prefix(keys, None), request.deadline_ms, lambda transport: transport.ask(request, answer)
         )

@@ -29,7 +29,11 @@ class Metrics:
         self.request_seconds = Histogram(
             "kvgw_request_seconds", "Time to answer a request.", ["op"], buckets=_SECONDS, registry=self.registry
         )
+        self.limited = self._counter("limited", "Requests turned away by a rate limit, by its kind.", "limit")
         self.match_keys = self._counter("match_keys", "Keys asked for in matches, by outcome.", "outcome")
+        self.held_puts = self._counter(
+            "held_puts", "PUTs that waited for a tier's outbox, by tier and outcome.", "tier", "outcome"
+        )
         self.aborts_failed = self._counter("aborts_failed", "Reservations left to their lease as an abort failed.")
 
     def _count_chunks(self) -> None:

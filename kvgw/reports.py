@@ -39,6 +39,10 @@ class Match:
     tiers: tuple[str, ...] = ()
     outcome: Outcome = Outcome.OK
     reason: str = ""
+    namespaces: tuple[str, ...] = ()
+    """Where public namespaces were asked: the one that has each chunk, empty for the client's own."""
+    cached_tokens: int = 0
+    """Tokens whose KV need not be computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,8 @@ class PutReport:
     expires_ms: int = 0
     outcome: Outcome = Outcome.OK
     reason: str = ""
+    created_tokens: int = 0
+    """Tokens whose KV was not there before."""
 
     @property
     def stored(self) -> int:
@@ -66,6 +72,8 @@ class GetReport:
     hits: tuple[Hit, ...]
     outcome: Outcome = Outcome.OK
     reason: str = ""
+    cached_tokens: int = 0
+    """Tokens whose KV was read instead of computed."""
 
     @property
     def leading(self) -> int:

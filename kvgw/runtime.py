@@ -100,6 +100,13 @@ async def finish(future: asyncio.Future[Result]) -> Result:
     return future.result()
 
 
+def first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first real error of a task group, whose other tasks were merely cancelled for it."""
+    for error in group.exceptions:
+        return first_cause(error) if isinstance(error, BaseExceptionGroup) else error
+    return group
+
+
 def usable_cpus() -> int:
     """CPUs that this process may run on: its affinity, bounded by a cgroup's CPU quota where one is set."""
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -23,7 +23,7 @@ MIB: Final = 1024**2
 
 _VARIABLE_PREFIX: Final = "KVGW__"
 _SERVICE_LINK = re.compile(r"KVGW(_[A-Z0-9]+)*_(PORT|SERVICE_HOST|SERVICE_PORT)(_[A-Z0-9_]+)?")
-_OWN_VARIABLES: Final = frozenset({"KVGW_TOKEN", "KVGW_ENDPOINT", "KVGW_CONFIG", "KVGW_DATA"})
+_OWN_VARIABLES: Final = frozenset({"KVGW_TOKEN", "KVGW_ENDPOINT", "KVGW_CONFIG", "KVGW_DATA", "KVGW_ROOT_KEY"})
 
 _OTHERS: Final = ("KVGW_TEST_", "KVGW_DEMO_", "KVGW_COMPOSE_")
 """Variables of the tests, the demo and docker-compose.yml, which may stand in the same environment."""
@@ -115,6 +115,16 @@ class KeySettings(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(description="Where wrapped namespace keys are: file, for one host; s3, shared by several gateways."),
     ] = "file"
     s3_prefix: Annotated[str, Meta(description="Prefix of wrapped namespace keys in the bucket of s3.")] = "kvgw-keys/"
+    provider: Annotated[
+        Literal["file", "environment", "aws-kms"],
+        Meta(description="Who keeps the root key: a file in dir; KVGW_ROOT_KEY, for development; AWS KMS."),
+    ] = "file"
+    development: Annotated[bool, Meta(description="Let the root key come from the environment.")] = False
+    kms_key_id: Annotated[str, Meta(description="ARN of the KMS key.")] = ""
+    kms_previous_key_id: Annotated[
+        str, Meta(description="ARN of the KMS key before it, while something is wrapped by it.")
+    ] = ""
+    kms_endpoint: Annotated[str, Meta(description="URL of the KMS service; empty: AWS, in the key's region.")] = ""
 
 
 class DefaultSettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -125,6 +135,16 @@ class DefaultSettings(Struct, frozen=True, forbid_unknown_fields=True):
     )
     ttl_seconds: Annotated[int, Meta(ge=1, le=315_360_000, description="Life of entries without a TTL.")] = 86_400
     max_ttl_seconds: Annotated[int, Meta(ge=1, le=315_360_000, description="Longest TTL.")] = 30 * 86_400
+
+
+class LimitSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """What each tenant may ask of all gateways together; namespaces may have limits of their own. 0: no limit."""
+
+    requests_per_second: Annotated[int, Meta(ge=0, le=10**6, description="Requests of one tenant a second.")] = 0
+    bytes_per_second: Annotated[int, Meta(ge=0, le=2**50, description="Payload bytes of one tenant a second.")] = 0
+    concurrent_requests: Annotated[
+        int, Meta(ge=0, le=10**6, description="Requests of one tenant at once on one gateway.")
+    ] = 0
 
 
 class MaintenanceSettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -147,6 +167,19 @@ class MaintenanceSettings(Struct, frozen=True, forbid_unknown_fields=True):
     ] = 86_400.0
 
 
+class WriteBackSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """How fast and how far behind write-back may be."""
+
+    nvme_bytes_per_second: Annotated[Bytes, Meta(description="Most that write-back writes to NVMe; 0: no limit.")] = 0
+    s3_bytes_per_second: Annotated[Bytes, Meta(description="The same for S3.")] = 0
+    outbox_bytes: Annotated[
+        Bytes, Meta(description="Waiting for one tier on this node; above it PUTs that are only staged wait; 0: any.")
+    ] = 16 * GIB
+    outbox_seconds: Annotated[
+        float, Meta(ge=0, le=30 * 86_400, description="The same for the age of the oldest write; 0: any.")
+    ] = 900.0
+
+
 class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     """All settings of a gateway."""
 
@@ -157,7 +190,9 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     catalog: CatalogSettings = CatalogSettings()
     keys: KeySettings = KeySettings()
     defaults: DefaultSettings = DefaultSettings()
+    limits: LimitSettings = LimitSettings()
     maintenance: MaintenanceSettings = MaintenanceSettings()
+    writeback: WriteBackSettings = WriteBackSettings()
     node: Annotated[
         str, Meta(max_length=64, description="Name of this node; empty: made once, kept in the data folder.")
     ] = ""

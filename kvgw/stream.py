@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from msgspec import Struct
 
 from kvgw import wire
-from kvgw.channel import Channel, ConnectionEnded
+from kvgw.channel import Channel, Outgoing
 from kvgw.errors import RequestRefused
 from kvgw.wire import Frame, Kind
+
+AHEAD_BYTES: Final = 4096
+"""What is received beyond what was asked for: with the end of a payload comes the beginning of the next frame."""
 
 _EMPTY: Final = memoryview(b"")
 
@@ -19,23 +23,26 @@ class FrameStream:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._prefix = bytearray(wire.PREFIX.size)
+        self._prefix = memoryview(bytearray(wire.PREFIX.size))
+        self._ahead = memoryview(bytearray(AHEAD_BYTES))
+        self._unread = self._ahead[:0]
+        """The part of `_ahead` that came early."""
 
     async def receive_into(self, target: memoryview) -> None:
         """Fill `target` from the connection. Raises `ConnectionEnded` when it ends before."""
-        at = 0
-        while at < len(target):
-            count = await self._channel.receive_some(target[at:])
-            if count == 0:
-                raise ConnectionEnded("ended in the middle of a frame" if at else "ended")
-            at += count
+        early = min(len(target), len(self._unread))
+        if early:
+            target[:early] = self._unread[:early]
+            self._unread = self._unread[early:]
+        if early < len(target):
+            self._unread = self._ahead[: await self._channel.receive(target[early:], self._ahead)]
 
     async def receive(self, header_bytes_max: int = wire.HEADER_BYTES_MAX) -> tuple[Frame, bytes]:
         """The next frame's prefix and header; its payload is still to be received.
 
         Raises `ConnectionEnded`, or `RequestRefused` for what is not a frame; the stream is of no use after either.
         """
-        await self.receive_into(memoryview(self._prefix))
+        await self.receive_into(self._prefix)
         frame = wire.decode_prefix(self._prefix)
         if frame.header_bytes > header_bytes_max:
             raise RequestRefused(f"frame header of {frame.header_bytes} bytes is over the limit of {header_bytes_max}")
@@ -58,7 +65,15 @@ class FrameStream:
         if len(header) > wire.HEADER_BYTES_MAX:
             raise RequestRefused(f"a header of {len(header)} bytes is over the limit of {wire.HEADER_BYTES_MAX}")
         frame = Frame(kind, request_id, len(header), index, offset, len(payload))
-        await self._channel.send(wire.encode_prefix(frame) + header, payload)
+        await self._channel.send(Outgoing((wire.encode_prefix(frame) + header, payload)))
+
+    async def send_all(self, outgoing: Outgoing) -> None:
+        """Send what `data_frames` made, or what `push` has left of it. Raises `ConnectionEnded`."""
+        await self._channel.send(outgoing)
+
+    def push(self, outgoing: Outgoing, patience_s: float) -> float:
+        """In a worker thread, while nothing else is sent: as much of `outgoing` as the peer takes; see `Channel`."""
+        return self._channel.push(outgoing, patience_s)
 
     def close(self) -> None:
         """Close the connection; a second call does nothing."""
@@ -67,3 +82,12 @@ class FrameStream:
     def abandon(self) -> None:
         """Give up the descriptor without ending the connection: another process still owns it."""
         self._channel.abandon()
+
+
+def data_frames(request_id: int, chunks: Iterable[tuple[int, memoryview]]) -> Outgoing:
+    """A DATA frame for each chunk, by its index in the batch: many small ones leave in one system call."""
+    buffers: list[bytes | memoryview] = []
+    for index, payload in chunks:
+        buffers.append(wire.encode_prefix(Frame(Kind.DATA, request_id, 0, index, 0, len(payload))))
+        buffers.append(payload)
+    return Outgoing(buffers)

@@ -20,7 +20,7 @@ from kvgw.dial import dial
 from kvgw.endpoint import Endpoint, TcpEndpoint
 from kvgw.errors import Outage, RequestRefused
 from kvgw.model import GetReply, GetRequest, PutReply, PutRequest, Question
-from kvgw.stream import FrameStream
+from kvgw.stream import FrameStream, data_frames
 from kvgw.tls import client_context
 from kvgw.wire import Failure, Frame, Kind, Wanted, Welcome
 
@@ -88,7 +88,7 @@ class SocketTransport:
             for index in wanted.indices:
                 if not 0 <= index < len(payloads):
                     raise wire.broken(f"went out of step: it wants chunk {index} of {len(payloads)}")
-                await exchange.send_data(index, payloads[index])
+            await exchange.send_data([(index, payloads[index]) for index in wanted.indices])
             return _decoded(await exchange.expect(Kind.DONE), PutReply)
 
     async def get(self, request: GetRequest, into: Sequence[memoryview]) -> GetReply:
@@ -179,8 +179,8 @@ class _Exchange:
     async def send_request(self, request: Question | PutRequest | GetRequest) -> None:
         await self._stream.send(Kind.REQUEST, self._request_id, request)
 
-    async def send_data(self, index: int, payload: memoryview) -> None:
-        await self._stream.send(Kind.DATA, self._request_id, index=index, payload=payload)
+    async def send_data(self, chunks: Sequence[tuple[int, memoryview]]) -> None:
+        await self._stream.send_all(data_frames(self._request_id, chunks))
 
     async def receive_data(self, into: Sequence[memoryview], filled: set[int]) -> bytes:
         """Receive DATA frames into their places, noting the indices, until DONE: its header."""

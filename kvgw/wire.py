@@ -24,6 +24,7 @@ connection, so that a cancelled one can only cost its connection and never leave
 
 from __future__ import annotations
 
+import math
 import struct
 from enum import IntEnum
 from typing import Final, TypeVar
@@ -91,9 +92,10 @@ class Failure(Struct, frozen=True):
 
     code: Code
     message: str
+    retry_after_ms: int = 0
 
     def error(self) -> KvgwError:
-        error = from_code(self.code, self.message)
+        error = from_code(self.code, self.message, self.retry_after_ms / 1000)
         error.answered = True
         return error
 
@@ -186,7 +188,7 @@ def agree_version(offered: tuple[int, int]) -> int:
 
 def failure(error: KvgwError) -> Failure:
     """An error as it travels."""
-    return Failure(error.code, str(error))
+    return Failure(error.code, str(error), math.ceil(error.retry_after_s * 1000))
 
 
 def broken(what: str) -> Outage:

@@ -21,11 +21,13 @@ class Access:
     may outlive the bracket.
     """
 
-    __slots__ = ("_ended", "_exporter", "_slot", "_view")
+    __slots__ = ("_ended", "_exporter", "_slot", "_view", "is_zero")
 
     def __init__(self, slot: Slot) -> None:
         self._slot = slot
         self._ended = False
+        self.is_zero = False
+        """The slot was overwritten with zeros after its last writer had gone."""
         self._view: memoryview | None = None
         self._exporter: weakref.ref[object] | None = None
 
@@ -66,6 +68,12 @@ class Access:
             raise BufferError(_STILL_WRITABLE)
         return view
 
+    def wipe(self) -> None:
+        """`freeze`, then overwrite the slot with zeros in the thread that calls. Raises `BufferError` like `freeze`."""
+        self.freeze()
+        self._slot.zero()
+        self.is_zero = True
+
     def close(self) -> None:
         """End the access. Raises `BufferError` while a call in some thread still uses the view: call it again later."""
         self._ended = True
@@ -93,6 +101,12 @@ class Window:
     def freeze(self) -> memoryview:
         """The same bytes read-only, from now on the only way to see them; raises `BufferError`, see `Access.freeze`."""
         return self._access.freeze()
+
+    def wipe(self) -> None:
+        """Zero the window now, for good: in a worker thread it costs the event loop nothing, and what was just used is
+        still in the cache. Raises `BufferError`, see `Access.freeze`.
+        """
+        self._access.wipe()
 
 
 class Draft:

@@ -74,6 +74,20 @@ class Line(Generic[Grant]):
 
     def join(self, ask: Ask[Grant]) -> None:
         """Queue a request. Raises `StagingBusy` if it can never be served, or too many of its tenant's wait."""
+        self._check(ask)
+        waiting = self._waiting.get(ask.tenant, 0)
+        if waiting >= self._waiters:
+            raise StagingBusy(f"tenant {ask.tenant} has {waiting} requests waiting for {self._what}, the most allowed")
+        self._waiting[ask.tenant] = waiting + 1
+        self._asks[ask] = None
+
+    def at_once(self, ask: Ask[Grant]) -> Grant | None:
+        """What `ask` wants, if it can be given now and nobody waits; never queued."""
+        if self._closed or self._asks:
+            return None
+        return self._give(ask)
+
+    def _check(self, ask: Ask[Grant]) -> None:
         if self._closed:
             raise StagingBusy(self._closed)
         reserved = size_class(ask.nbytes)
@@ -83,11 +97,6 @@ class Line(Generic[Grant]):
                     f"{self._what} of {ask.nbytes} bytes takes {reserved} bytes of {ledger.what}, and a tenant can "
                     f"have at most {ledger.limit}: use smaller chunks, a larger staging capacity or other shares"
                 )
-        waiting = self._waiting.get(ask.tenant, 0)
-        if waiting >= self._waiters:
-            raise StagingBusy(f"tenant {ask.tenant} has {waiting} requests waiting for {self._what}, the most allowed")
-        self._waiting[ask.tenant] = waiting + 1
-        self._asks[ask] = None
 
     def leave(self, ask: Ask[Grant]) -> None:
         """Withdraw a request; one that is no longer in the line is no error."""

@@ -77,6 +77,15 @@ class Pool:
                 return granted
             granted += served
 
+    def resident_now(self, ask: Ask[Grip]) -> Grip | None:
+        """A grip on a whole resident, if it can be had without waiting and without taking it from one who waits."""
+        resident = self.residents.find(ask.name)
+        return self.reads.at_once(ask) if resident is not None and resident.is_whole else None
+
+    def draft_now(self, ask: Ask[Grip]) -> Grip | None:
+        """A draft, likewise."""
+        return None if self.reads else self.drafts.at_once(ask)
+
     def close(self, reason: str) -> list[AnyAsk]:
         """Refuse all requests, waiting and to come; returns those that waited. What is held stays usable."""
         return [*self.windows.close(reason), *self.reads.close(reason), *self.drafts.close(reason)]

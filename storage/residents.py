@@ -30,6 +30,7 @@ class Residents:
         self._unclean = unclean
         self._found: dict[str, Resident] = {}
         self._dirty: dict[str, None] = {}
+        self._alive: dict[Resident, None] = {}
 
     def __len__(self) -> int:
         """How many can be found by name."""
@@ -38,6 +39,10 @@ class Residents:
     def find(self, name: str) -> Resident | None:
         """The resident of this name that is filling, clean or dirty."""
         return self._found.get(name)
+
+    def names(self) -> list[str]:
+        """Names of all that have a slot, found or not."""
+        return [resident.name for resident in self._alive]
 
     def dirty_names(self) -> list[str]:
         """Names of dirty residents, those dirty for longest first."""
@@ -51,6 +56,7 @@ class Residents:
         resident = Resident(name, owner, slot, state)
         self.bytes_in[state] += slot.reserved_bytes
         self.eviction.born(resident)
+        self._alive[resident] = None
         if state is State.DRAFT:
             self._unclean.charge(owner, slot.reserved_bytes)
         else:
@@ -163,4 +169,5 @@ class Residents:
     def _free(self, resident: Resident) -> None:
         self.bytes_in[State.GONE] -= resident.slot.reserved_bytes
         self.eviction.died(resident)
+        del self._alive[resident]
         self._zone.free(resident.slot)

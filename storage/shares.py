@@ -131,6 +131,9 @@ class Ledger:
 
     def _growth(self, tenant: UUID, nbytes: int) -> int:
         """By how much a charge changes what is borrowed; negative when the tenant comes into a guarantee."""
-        held = self.held(tenant) + nbytes
-        excess = max(0, held - self._guarantee) if self._has_guarantee(tenant) else held
-        return excess - self.borrowed(tenant)
+        held = self._held.get(tenant, 0)  # each look-up hashes a UUID, in Python: as few as can be
+        has_guarantee = tenant in self._guaranteed
+        borrowed = max(0, held - self._guarantee) if has_guarantee else held
+        if has_guarantee or len(self._guaranteed) < self._tenants:
+            return max(0, held + nbytes - self._guarantee) - borrowed
+        return held + nbytes - borrowed

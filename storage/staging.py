@@ -10,8 +10,8 @@ All methods belong to one event loop's thread. Views may be used by any thread i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import TypeVar
 from uuid import UUID
@@ -56,8 +56,7 @@ class Staging:
             access.thaw()
             yield Window(access)
         finally:
-            if self._closed(access, partial(self._zero_and_release, tenant, slot)):
-                await self._zero_gently(tenant, slot)
+            await self._end_window(access, tenant, slot)
 
     @asynccontextmanager
     async def draft(self, tenant: UUID, name: str, nbytes: int, timeout_s: float) -> AsyncIterator[Draft]:
@@ -70,9 +69,50 @@ class Staging:
         access = Access(grip.slot)
         try:
             access.thaw()
-            yield Draft(access, lambda dirty: self._pool.publish(grip, dirty=dirty))
+            yield self._draft(access, grip)
         finally:
             self._end(access, partial(self._leave, grip))
+
+    @asynccontextmanager
+    async def drafts(
+        self, tenant: UUID, names: Sequence[str], nbytes: int, timeout_s: float
+    ) -> AsyncIterator[list[Draft]]:
+        """Drafts for the first of `names` and, as far as there is room without waiting, for those that follow it.
+
+        Only the first is waited for: a bracket that has some memory and waits for more could wait for its like.
+        """
+        async with self.draft(tenant, names[0], nbytes, timeout_s) as first:
+            grips: list[tuple[Access, Grip]] = []
+            try:
+                for name in names[1:]:
+                    grip = self._pool.draft_now(self._ask(tenant, nbytes, name))
+                    if grip is None:
+                        break
+                    grips.append((Access(grip.slot), grip))
+                    grips[-1][0].thaw()
+                yield [first, *(self._draft(access, grip) for access, grip in grips)]
+            finally:
+                self._end_all(grips)
+
+    @contextmanager
+    def residents(self, tenant: UUID, blobs: Sequence[tuple[str, int]]) -> Iterator[list[Reading]]:
+        """Readings of the leading run of `blobs`, by name and length, that are here and can be read without waiting."""
+        grips: list[tuple[Access, Grip]] = []
+        readings: list[Reading] = []
+        try:
+            for name, nbytes in blobs:
+                grip = self._pool.resident_now(self._ask(tenant, nbytes, name))
+                if grip is None:
+                    break
+                access = Access(grip.slot)
+                grips.append((access, grip))
+                if grip.slot.nbytes != nbytes:
+                    break  # `read` says what is wrong with it
+                access.read_only()
+                readings.append(Reading(access, was_resident=True))
+            yield readings
+        finally:
+            self._end_all(grips)
 
     @asynccontextmanager
     async def read(self, tenant: UUID, name: str, nbytes: int, timeout_s: float, fill: Fill) -> AsyncIterator[Reading]:
@@ -118,10 +158,19 @@ class Staging:
         self._pool.drop(name)
         self._advance()
 
+    @property
+    def window_limit(self) -> int:
+        """The most bytes of windows that one tenant can have."""
+        return self._pool.window_ledger.limit
+
     def holds(self, name: str) -> bool:
         """Whether the whole blob is resident."""
         resident = self._pool.residents.find(name)
         return resident is not None and resident.is_whole
+
+    def names(self) -> list[str]:
+        """Names of all blobs of which staging holds bytes: found by name, being sealed, or dropped but still in use."""
+        return self._pool.residents.names()
 
     def dirty_names(self) -> list[str]:
         """Names of blobs that wait for `settle`, the longest waiting first."""
@@ -185,12 +234,22 @@ class Staging:
         elif grip.error is not None:
             raise type(grip.error)(*grip.error.args) from grip.error  # one object raised twice mixes up tracebacks
 
+    def _draft(self, access: Access, grip: Grip) -> Draft:
+        return Draft(access, lambda dirty: self._pool.publish(grip, dirty=dirty))
+
     def _leave(self, grip: Grip) -> None:
         self._wake(self._pool.leave(grip))
 
     def _end(self, access: Access, give_back: Callable[[], None]) -> None:
         if self._closed(access, give_back):
             give_back()
+        self._advance()
+
+    def _end_all(self, grips: Iterable[tuple[Access, Grip]]) -> None:
+        for access, grip in grips:
+            give_back = partial(self._leave, grip)
+            if self._closed(access, give_back):
+                give_back()
         self._advance()
 
     def _closed(self, access: Access, give_back: Callable[[], None]) -> bool:
@@ -201,6 +260,12 @@ class Staging:
             self._lingering[access] = give_back
             return False
         return True
+
+    async def _end_window(self, access: Access, tenant: UUID, slot: Slot) -> None:
+        if access.is_zero:
+            self._end(access, partial(self._pool.release_window, tenant, slot))
+        elif self._closed(access, partial(self._zero_and_release, tenant, slot)):
+            await self._zero_gently(tenant, slot)
 
     async def _zero_gently(self, tenant: UUID, slot: Slot) -> None:
         """Zero piece by piece, so that a large window does not hold up the event loop; then release."""

@@ -7,8 +7,7 @@ locks. Call `record` last in a transaction: every one of them that appends waits
 from __future__ import annotations
 
 import hashlib
-import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 from uuid import UUID
@@ -57,9 +56,9 @@ class Record:
     previous: bytes
     hash: bytes
 
-    def expected_hash(self) -> bytes:
-        """What its hash must be."""
-        fields = (
+    def fields(self) -> tuple[str, ...]:
+        """What its hash covers besides the hash before it, in the order of the hash."""
+        return (
             str(self.seq),
             str(self.at_ms),
             self.actor,
@@ -70,49 +69,81 @@ class Record:
             self.result,
             self.detail,
         )
-        parts = [_DOMAIN]
-        for one in fields:
-            data = one.encode()
-            parts += (struct.pack(">I", len(data)), data)
-        parts.append(self.previous)
-        return hashlib.sha256(b"".join(parts)).digest()
+
+    def expected_hash(self) -> bytes:
+        """What its hash must be."""
+        return chained_hash(self.fields(), self.previous)
+
+
+def chained_hash(fields: Sequence[str], previous: bytes) -> bytes:
+    """SHA-256 over the fields, each after its length, and the hash before (32 bytes)."""
+    parts = [_DOMAIN]
+    for one in fields:
+        data = one.encode()
+        parts += (len(data).to_bytes(4, "big"), data)
+    parts.append(previous)
+    return hashlib.sha256(b"".join(parts)).digest()
+
+
+def printable(text: str) -> str:
+    """`text` on one line: what does not print, or could steer a terminal, is written as an escape (F10)."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 def record(connection: Connection, act: Act, now_ms: int) -> int:
     """Append a record of `act` and return its number."""
+    return record_all(connection, [act], now_ms)
+
+
+def record_all(connection: Connection, acts: Sequence[Act], now_ms: int) -> int:
+    """Append a record of each of `acts`, in their order, and return the last one's number."""
     head = connection.execute(select(audit_head.c.seq, audit_head.c.hash).with_for_update()).one()
-    detail = msgspec.json.encode(dict(act.detail), order="sorted").decode()
-    if len(detail.encode()) > DETAIL_BYTES_MAX or len(act.target) > TARGET_MAX:
+    seq, previous = int(head.seq), bytes(head.hash)
+    rows = []
+    for act in acts:
+        seq += 1
+        unsealed = _unsealed(act, seq, previous, now_ms)
+        digest = unsealed.expected_hash()
+        rows.append(
+            {
+                "seq": seq,
+                "at_ms": now_ms,
+                "actor": unsealed.actor,
+                "action": unsealed.action,
+                "tenant_id": act.tenant,
+                "namespace_id": act.namespace,
+                "target": unsealed.target,
+                "result": unsealed.result,
+                "detail": unsealed.detail,
+                "previous": previous,
+                "hash": digest,
+            }
+        )
+        previous = digest
+    if rows:
+        connection.execute(insert(audit_record), rows)
+        connection.execute(update(audit_head).values(seq=seq, hash=previous))
+    return seq
+
+
+def _unsealed(act: Act, seq: int, previous: bytes, now_ms: int) -> Record:
+    plain = {printable(name): printable(one) if isinstance(one, str) else one for name, one in act.detail.items()}
+    detail = msgspec.json.encode(plain, order="sorted").decode()
+    target = printable(act.target)
+    if len(detail.encode()) > DETAIL_BYTES_MAX or len(target) > TARGET_MAX:
         raise ValueError(f"an audit record's detail has at most {DETAIL_BYTES_MAX} bytes, its target {TARGET_MAX}")
-    unsealed = Record(
-        seq=head.seq + 1,
+    return Record(
+        seq=seq,
         at_ms=now_ms,
-        actor=act.actor,
-        action=act.action,
+        actor=printable(act.actor),
+        action=printable(act.action),
         tenant=act.tenant,
         namespace=act.namespace,
-        target=act.target,
-        result=act.result,
+        target=target,
+        result=printable(act.result),
         detail=detail,
-        previous=head.hash,
+        previous=previous,
         hash=b"",
     )
-    digest = unsealed.expected_hash()
-    connection.execute(
-        insert(audit_record),
-        {
-            "seq": unsealed.seq,
-            "at_ms": now_ms,
-            "actor": act.actor,
-            "action": act.action,
-            "tenant_id": act.tenant,
-            "namespace_id": act.namespace,
-            "target": act.target,
-            "result": act.result,
-            "detail": detail,
-            "previous": head.hash,
-            "hash": digest,
-        },
-    )
-    connection.execute(update(audit_head).values(seq=unsealed.seq, hash=digest))
-    return unsealed.seq

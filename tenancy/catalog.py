@@ -6,82 +6,51 @@ A thin face over the transaction bodies of this package; each method is one of t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
-from uuid import UUID
 
 from sqlalchemy import Connection
 
 from tenancy import (
+    audit,
     eviction,
     formats,
     generation,
+    holding,
+    making_room,
+    nodes,
+    outbox,
     placements,
     processes,
     putting,
-    registry,
     repair,
     sweep,
     usage,
     visible,
 )
+from tenancy.audit import Act
 from tenancy.births import Batch, NewChunk
 from tenancy.engine import Database
 from tenancy.eviction import Candidate
 from tenancy.formats import FormatDescription
-from tenancy.model import FormatRow, FoundChunk, Namespace, Node, Scope, Usage
+from tenancy.model import FormatRow, FoundChunk, Node, Scope, Usage
+from tenancy.nodes import Forgotten
+from tenancy.outbox import Waiting
 from tenancy.placements import DueWrite
 from tenancy.processes import Process
 from tenancy.putting import Committed, Reserved
-from tenancy.registry import KeyRow, Policy, TokenRow
+from tenancy.records import Records
+from tenancy.registrar import Registrar
 from tenancy.sight import NO_TENANT, Sight
 from tenancy.sweep import DoomedPlacement
 
 
-class Catalog:
+class Catalog(Registrar, Records):
     """Every question and change of state, asked by one gateway process. Raises `CatalogUnavailable`."""
 
     def __init__(self, database: Database, node: Node) -> None:
-        self._database = database
+        super().__init__(database)
         self.node = node
-
-    # Who and where
-
-    async def namespace(self, tenant: UUID, name: str) -> Namespace | None:
-        return await self._database.read(partial(registry.find_namespace, tenant_id=tenant, name=name), Sight(tenant))
-
-    async def namespaces(self, tenant: UUID) -> list[Namespace]:
-        return await self._database.read(partial(registry.namespaces, tenant_id=tenant), Sight(tenant))
-
-    async def tenants(self) -> list[tuple[UUID, str]]:
-        return await self._database.read(registry.tenants, NO_TENANT)
-
-    async def tenant(self, name: str) -> UUID | None:
-        return await self._database.read(partial(registry.find_tenant, name=name), NO_TENANT)
-
-    async def create_tenant(self, tenant: UUID, name: str, now_ms: int) -> None:
-        await self._database.write(
-            partial(registry.create_tenant, tenant_id=tenant, name=name, now_ms=now_ms), Sight(tenant)
-        )
-
-    async def create_namespace(self, scope: Scope, name: str, policy: Policy, keys: list[KeyRow], now_ms: int) -> None:
-        await self._database.write(
-            partial(registry.create_namespace, scope=scope, name=name, policy=policy, keys=keys, now_ms=now_ms),
-            Sight(scope.tenant),
-        )
-
-    async def wrapped_keys(self, scope: Scope) -> list[KeyRow]:
-        return await self._database.read(partial(registry.wrapped_keys, scope=scope), Sight(scope.tenant))
-
-    async def add_token(self, row: TokenRow, now_ms: int) -> None:
-        await self._database.write(partial(registry.add_token, row=row, now_ms=now_ms), Sight(row.tenant))
-
-    async def token(self, token_id: str) -> TokenRow | None:
-        return await self._database.read(partial(registry.find_token, token_id=token_id), Sight(token_id=token_id))
-
-    async def revoke_token(self, tenant: UUID, token_id: str, now_ms: int) -> bool:
-        return await self._database.write(
-            partial(registry.revoke_token, tenant_id=tenant, token_id=token_id, now_ms=now_ms), Sight(tenant)
-        )
 
     # Formats
 
@@ -110,6 +79,12 @@ class Catalog:
     ) -> int:
         return await self._database.write(
             lambda connection: usage.extend(connection, scope, format_id, entry_keys, ttl_ms, now_ms),
+            Sight(scope.tenant),
+        )
+
+    async def hold(self, scope: Scope, format_id: int, entry_keys: Sequence[bytes], until_ms: int, now_ms: int) -> int:
+        return await self._database.write(
+            lambda connection: holding.hold(connection, scope, format_id, entry_keys, until_ms, now_ms),
             Sight(scope.tenant),
         )
 
@@ -156,13 +131,18 @@ class Catalog:
         )
 
     async def delete_for_good(
-        self, scope: Scope, format_id: int, entry_keys: Sequence[bytes], now_ms: int
+        self, scope: Scope, format_id: int, entry_keys: Sequence[bytes], act: Act, now_ms: int
     ) -> tuple[int, list[bytes], int]:
-        """`delete_keys`, and the catalog's new generation: once it is written down, no older copy is taken for this."""
+        """`delete_keys`, recorded as `act` with the number of keys that went, and the catalog's new generation.
+
+        Once the generation is written down, no older copy is taken for this catalog.
+        """
 
         def body(connection: Connection) -> tuple[int, list[bytes], int]:
             count, unneeded = sweep.delete_keys(connection, scope, format_id, entry_keys, now_ms)
-            return count, unneeded, generation.grow(connection) if count else generation.current(connection)
+            grown = generation.grow(connection) if count else generation.current(connection)
+            audit.record(connection, replace(act, detail={**act.detail, "deleted": count}), now_ms)
+            return count, unneeded, grown
 
         return await self._database.write(body, Sight(scope.tenant))
 
@@ -192,9 +172,21 @@ class Catalog:
             partial(sweep.lose_unplaced, scope=scope, live_boots=live_boots, now_ms=now_ms), Sight(scope.tenant)
         )
 
-    async def eviction_candidates(self, scope: Scope, limit: int) -> list[Candidate]:
+    async def eviction_candidates(self, scope: Scope, now_ms: int, limit: int) -> list[Candidate]:
         return await self._database.read(
-            partial(eviction.eviction_candidates, scope=scope, node=self.node, limit=limit), Sight(scope.tenant)
+            partial(eviction.eviction_candidates, scope=scope, node=self.node, now_ms=now_ms, limit=limit),
+            Sight(scope.tenant),
+        )
+
+    async def on_nvme(self, scope: Scope) -> int:
+        return await self._database.read(partial(eviction.on_nvme, scope=scope, node=self.node), Sight(scope.tenant))
+
+    async def leaving(self, scope: Scope) -> int:
+        return await self._database.read(partial(making_room.leaving, scope=scope), Sight(scope.tenant))
+
+    async def make_room(self, scope: Scope, now_ms: int) -> list[bytes]:
+        return await self._database.write(
+            partial(making_room.make_room, scope=scope, now_ms=now_ms), Sight(scope.tenant)
         )
 
     async def leaving_nvme(self, scope: Scope) -> int:
@@ -210,9 +202,13 @@ class Catalog:
 
     # Placements
 
-    async def claim_due(self, scope: Scope, tier: str, lease_until_ms: int, now_ms: int, limit: int) -> list[DueWrite]:
+    async def claim_due(
+        self, scope: Scope, tier: str, lease_until_ms: int, now_ms: int, limit: int, bytes_max: int | None = None
+    ) -> list[DueWrite]:
         return await self._database.write(
-            lambda connection: placements.claim_due(connection, scope, self.node, tier, lease_until_ms, now_ms, limit),
+            lambda connection: placements.claim_due(
+                connection, scope, self.node, tier, lease_until_ms, now_ms, limit, bytes_max
+            ),
             Sight(scope.tenant),
         )
 
@@ -222,9 +218,9 @@ class Catalog:
             Sight(scope.tenant),
         )
 
-    async def postpone_writes(self, scope: Scope, failed: Sequence[tuple[DueWrite, int]], now_ms: int) -> None:
+    async def postpone_writes(self, scope: Scope, failed: Sequence[tuple[DueWrite, int]]) -> None:
         await self._database.write(
-            partial(placements.postpone_writes, scope=scope, node=self.node, failed=failed, now_ms=now_ms),
+            partial(placements.postpone_writes, scope=scope, node=self.node, failed=failed),
             Sight(scope.tenant),
         )
 
@@ -240,6 +236,14 @@ class Catalog:
 
     async def outbox_length(self, scope: Scope) -> dict[str, tuple[int, int, int]]:
         return await self._database.read(partial(placements.outbox_length, scope=scope), Sight(scope.tenant))
+
+    async def own_outbox(self, scope: Scope) -> dict[str, Waiting]:
+        return await self._database.read(partial(outbox.own_outbox, scope=scope, node=self.node), Sight(scope.tenant))
+
+    async def on_disk(self, scope: Scope, blob_ids: Sequence[bytes]) -> set[bytes]:
+        return await self._database.read(
+            partial(outbox.on_disk, scope=scope, node=self.node, blob_ids=blob_ids), Sight(scope.tenant)
+        )
 
     async def promote(self, scope: Scope, blob_ids: Sequence[bytes], now_ms: int) -> set[bytes]:
         return await self._database.write(
@@ -282,6 +286,17 @@ class Catalog:
     async def lead(self, job: str, until_ms: int, now_ms: int) -> bool:
         return await self._database.write(
             partial(processes.lead, job=job, node=self.node, until_ms=until_ms, now_ms=now_ms), NO_TENANT
+        )
+
+    async def forget_placements(self, scope: Scope, gone: str, now_ms: int, limit: int) -> Forgotten:
+        return await self._database.write(
+            partial(nodes.forget_placements, scope=scope, gone=gone, by=self.node, now_ms=now_ms, limit=limit),
+            Sight(scope.tenant),
+        )
+
+    async def forget_process(self, gone: str, now_ms: int) -> bool:
+        return await self._database.write(
+            partial(nodes.forget_process, gone=gone, by=self.node, now_ms=now_ms), NO_TENANT
         )
 
     async def high_water_ms(self) -> int:

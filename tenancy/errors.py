@@ -13,6 +13,7 @@
     ├─ NamespaceUnknown    there is no such namespace, or the caller may not know that there is
     ├─ FormatUnknown       the namespace has no such KV format
     ├─ RegistryRefused     a tenant, namespace, node or policy cannot be as it was asked for
+    ├─ DeletionUnsupported what a deletion selects by is not known well enough to promise that nothing is left
     ├─ QuotaExceeded       the claim does not fit into the quota of its tenant or namespace
     ├─ ReservationExpired  a PUT came back after its reservation had ended
     └─ CatalogUnavailable  the catalog did not answer, or not in time
@@ -93,12 +94,24 @@ class RegistryRefused(TenancyError):
     """A tenant, namespace, node or policy cannot be as it was asked for; the sentence says which value and why."""
 
 
+class DeletionUnsupported(TenancyError):
+    """What a deletion selects by is not known well enough to promise that nothing is left."""
+
+
 class QuotaExceeded(TenancyError):
     """The claim does not fit into the quota of its tenant or namespace."""
 
 
 class ReservationExpired(TenancyError):
     """A PUT came back after its reservation had ended; what it uploaded is being deleted."""
+
+
+class AuditBroken(TenancyError):
+    """The audit log is not what it was: it is not signed any more."""
+
+
+class CheckpointNotKept(TenancyError):
+    """A checkpoint of the audit log could not be written outside the database."""
 
 
 class CatalogUnavailable(TenancyError):

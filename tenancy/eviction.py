@@ -25,10 +25,11 @@ class Candidate:
     depth: int
 
 
-def eviction_candidates(connection: Connection, scope: Scope, node: Node, limit: int) -> list[Candidate]:
+def eviction_candidates(connection: Connection, scope: Scope, node: Node, now_ms: int, limit: int) -> list[Candidate]:
     """The least valuable chunks on this node's NVMe: longest unused first, and of those the deepest in its chain.
 
-    A chunk's value is that of its most recently used entry; with equal use a chain goes from its tail.
+    A chunk's value is that of its most recently used entry; with equal use a chain goes from its tail. A chunk with an
+    entry under a hold is none of them.
     """
     last_hit = func.max(entry.c.last_hit_ms).label("last_hit")
     depth = func.max(entry.c.depth).label("depth")
@@ -43,10 +44,24 @@ def eviction_candidates(connection: Connection, scope: Scope, node: Node, limit:
             entry.c.blob_id == placement.c.blob_id,
         )
         .group_by(placement.c.blob_id, placement.c.object, placement.c.length)
+        .having(func.max(entry.c.hold_until_ms) <= now_ms)
         .order_by(last_hit, depth.desc())
         .limit(limit)
     )
     return [Candidate(scope, row.blob_id, row.object, row.length, row.last_hit, row.depth) for row in rows]
+
+
+def on_nvme(connection: Connection, scope: Scope, node: Node) -> int:
+    """Bytes of a namespace on this node's NVMe that nobody has given up."""
+    length = connection.scalar(
+        select(func.sum(placement.c.length)).where(
+            *owned(placement, scope),
+            placement.c.tier == "nvme",
+            placement.c.state == "ok",
+            placement.c.node == node.node,
+        )
+    )
+    return int(length or 0)
 
 
 def leaving_nvme(connection: Connection, scope: Scope, node: Node) -> int:

@@ -33,7 +33,13 @@ class FormatDescription:
     chunk_bytes: int
 
 
-_ROW = (kv_format.c.format_id, kv_format.c.fingerprint, kv_format.c.chunk_bytes, kv_format.c.tokens_per_chunk)
+_ROW = (
+    kv_format.c.format_id,
+    kv_format.c.fingerprint,
+    kv_format.c.chunk_bytes,
+    kv_format.c.tokens_per_chunk,
+    kv_format.c.canonical,
+)
 
 
 def find(connection: Connection, scope: Scope, fingerprint: bytes) -> FormatRow | None:
@@ -81,4 +87,10 @@ def register(connection: Connection, scope: Scope, description: FormatDescriptio
             "created_ms": now_ms,
         },
     )
-    return FormatRow(last + 1, description.fingerprint, description.chunk_bytes, description.tokens_per_chunk)
+    return FormatRow(
+        last + 1,
+        description.fingerprint,
+        description.chunk_bytes,
+        description.tokens_per_chunk,
+        description.canonical,
+    )

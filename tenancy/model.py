@@ -51,6 +51,16 @@ class Namespace:
     sliding_ttl: bool
     epoch: int
     min_decrypt_epoch: int
+    min_encrypt_epoch: int
+    deletion_allowed: bool
+    visibility: str
+    readers: str
+    over_quota: str
+    hold_bytes: int
+    nvme_bytes: int
+    requests_per_second: int
+    bytes_per_second: int
+    concurrent_requests: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +71,7 @@ class FormatRow:
     fingerprint: bytes
     chunk_bytes: int
     tokens_per_chunk: int
+    canonical: bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from sqlalchemy import ColumnElement, Connection, and_, bindparam, delete, exists, func, or_, select, update
 
@@ -29,11 +30,19 @@ class DueWrite:
 
 
 def claim_due(
-    connection: Connection, scope: Scope, node: Node, tier: str, lease_until_ms: int, now_ms: int, limit: int
+    connection: Connection,
+    scope: Scope,
+    node: Node,
+    tier: str,
+    lease_until_ms: int,
+    now_ms: int,
+    limit: int,
+    bytes_max: int | None = None,
 ) -> list[DueWrite]:
     """Take on writes into a tier that are due, or whose owner let its lease run out.
 
-    Only of blobs that this process can read: from its staging, this node's NVMe, or S3.
+    Only of blobs that this process can read: from its staging, this node's NVMe, or S3. At most `limit`, and of
+    `bytes_max` bytes in all, but one whatever its size. Since when they are due is not changed by trying.
     """
     mine = or_(placement.c.tier == "s3", placement.c.node == node.node)
     free = or_(
@@ -41,7 +50,7 @@ def claim_due(
         and_(placement.c.state == "writing", placement.c.lease_ms <= now_ms),
     )
     names = connection.execute(
-        select(placement.c.blob_id, placement.c.tier, placement.c.node)
+        select(placement.c.blob_id, placement.c.tier, placement.c.node, placement.c.length)
         .where(
             *owned(placement, scope),
             placement.c.tier == tier,
@@ -57,10 +66,13 @@ def claim_due(
     ).all()
     if not names:
         return []
+    if bytes_max is not None:
+        sums = accumulate(row.length for row in names)
+        names = names[: max(1, sum(total <= bytes_max for total in sums))]
     connection.execute(
         update(placement)
         .where(*_this_placement(scope))
-        .values(state="writing", owner=node.boot, lease_ms=lease_until_ms, updated_ms=now_ms),
+        .values(state="writing", owner=node.boot, lease_ms=lease_until_ms),
         [{"blob": row.blob_id, "in_tier": row.tier, "on_node": row.node} for row in names],
     )
     return _describe(connection, scope, node, [(row.blob_id, row.tier, row.node) for row in names])
@@ -158,9 +170,7 @@ def finish_writes(
     return {write.blob_id for write in done if (write.blob_id, write.tier, write.node) not in there}
 
 
-def postpone_writes(
-    connection: Connection, scope: Scope, node: Node, failed: Sequence[tuple[DueWrite, int]], now_ms: int
-) -> None:
+def postpone_writes(connection: Connection, scope: Scope, node: Node, failed: Sequence[tuple[DueWrite, int]]) -> None:
     """Put writes that did not succeed back into the outbox, each until its own time (Unix ms)."""
     if not failed:
         return
@@ -173,7 +183,6 @@ def postpone_writes(
             lease_ms=None,
             attempts=placement.c.attempts + 1,
             not_before_ms=bindparam("again_ms"),
-            updated_ms=now_ms,
         ),
         [{**_address(write), "again_ms": again_ms} for write, again_ms in failed],
     )

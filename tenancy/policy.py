@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final
+from uuid import UUID
 
 from tenancy.access import NAME
 from tenancy.errors import RegistryRefused
 from tenancy.schema.base import UNLIMITED
 
 DAY_MS: Final = 86_400_000
-READERS_MAX: Final = 60
+READERS_MAX: Final = 38
 EVERYBODY: Final = "*"
 
 _AT_LEAST_ONE: Final = ("default_ttl_ms", "max_ttl_ms", "limit_bytes", "limit_objects", "limit_s3_bytes")
@@ -31,7 +32,8 @@ class Policy:
     limit_s3_bytes: int = UNLIMITED
     visibility: str = "private"
     readers: tuple[str, ...] = ()
-    """Names of the tenants that may read a public namespace, or ``*``."""
+    """Who may read a public namespace: ``*``, or tenants as ``name:id``. The id is what counts: a tenant of that name
+    that comes later is another one. ``name:-`` stands for a name that no tenant had."""
     over_quota: str = "reject"
     """``make_room``: at 90 % the least valuable entries of the namespace itself make way."""
     hold_bytes: int = 0
@@ -62,8 +64,13 @@ class Policy:
         if len(self.readers) > READERS_MAX:
             raise RegistryRefused(f"{len(self.readers)} readers are named; at most {READERS_MAX}, or '*' for all")
         for reader in self.readers:
-            if reader != EVERYBODY and NAME.fullmatch(reader) is None:
+            if reader != EVERYBODY and NAME.fullmatch(reader.partition(":")[0]) is None:
                 raise RegistryRefused(f"the reader {reader!r} is neither a tenant's name nor '*'")
+
+
+def may_read(readers: str, tenant: UUID) -> bool:
+    """Whether a tenant is among the readers, as they are kept: separated by spaces."""
+    return any(one == EVERYBODY or one.partition(":")[2] == str(tenant) for one in readers.split())
 
 
 def _check_choice(what: str, value: str, choices: tuple[str, ...]) -> None:

@@ -29,6 +29,14 @@ POOL_SECONDS: Final = 5.0
 TRANSACTION_SECONDS: Final = 60.0
 """A transaction that is not over by then is given up: the network may have dropped the connection without a word."""
 
+_ALL: Final = "SELECT, INSERT, UPDATE, DELETE"
+_GRANTS: Final = {
+    "audit_record": "SELECT, INSERT",
+    "audit_head": "SELECT, UPDATE",
+    "audit_checkpoint": "SELECT, INSERT",
+}
+"""A gateway adds to the audit log; not even it changes what is in there."""
+
 _ROLE = text(
     "SELECT current_user, rolsuper, rolbypassrls, "
     "EXISTS (SELECT 1 FROM pg_class WHERE relname = 'chunk' AND relnamespace = current_schema()::regnamespace "
@@ -140,7 +148,7 @@ def grant_to(connection: Connection, role: str) -> None:
         raise CatalogMisconfigured(f"there is no database role {role!r}: CREATE ROLE it with LOGIN first")
     name = connection.dialect.identifier_preparer.quote(role)
     schema = connection.dialect.identifier_preparer.quote(str(connection.scalar(text("SELECT current_schema()"))))
-    tables = ", ".join(sorted(metadata.tables))
     connection.execute(text(f"GRANT USAGE ON SCHEMA {schema} TO {name}"))
-    connection.execute(text(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {tables} TO {name}"))
+    for table in sorted(metadata.tables):
+        connection.execute(text(f"GRANT {_GRANTS.get(table, _ALL)} ON {table} TO {name}"))
     connection.execute(text(f"GRANT SELECT ON alembic_version TO {name}"))

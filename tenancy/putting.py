@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
-from tenancy import quota
+from tenancy import epochs, quota
 from tenancy.births import Batch, NewChunk, attach_labels, insert_chunks, insert_entries
 from tenancy.errors import NamespaceUnknown, ReservationExpired
 from tenancy.model import FoundChunk, Node, Scope, suffices
@@ -89,12 +89,12 @@ def commit(
 ) -> Committed:
     """Announce `chunks`.
 
-    Raises `ReservationExpired` when the reservation was reclaimed, and `NamespaceUnknown` when the namespace takes no
-    chunks any more: then nothing is announced.
+    Raises `ReservationExpired` when the reservation was reclaimed or the key of a chunk is used no more, and
+    `NamespaceUnknown` when the namespace takes no chunks any more: then nothing is announced.
     """
     scope = batch.scope
     quota.lock(connection, scope)
-    _check_active(connection, scope)
+    epochs.check_sealed(connection, scope, {new.epoch for new in chunks})
     held = _end_reservation(connection, scope, reservation_id)
     stale = [batch.entry_keys[new.index] for new in chunks]
     taken = _present(connection, batch, stale, node, now_ms)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 from uuid import UUID
 
 from sqlalchemy import Connection
 
-from tenancy import audit, registry, tokens
+from tenancy import audit, epochs, recounting, registry, tokens
 from tenancy.audit import Act
 from tenancy.engine import Database
+from tenancy.epochs import Epoch
 from tenancy.model import Namespace, Scope
 from tenancy.policy import Policy
+from tenancy.recounting import Drift
 from tenancy.registry import KeyRow, TenantRow
 from tenancy.schema import TENANT_SCOPE
 from tenancy.sight import NO_TENANT, Sight
@@ -71,6 +74,27 @@ class Registrar:
             now_ms,
         )
 
+    async def recount(self, tenant: UUID, *, repair: bool, act: Act, now_ms: int) -> list[Drift]:
+        """Compare all quota counters of a tenant with the rows, each in a transaction; what is set is audited."""
+
+        def noted(connection: Connection, drift: Drift) -> Drift:
+            if repair and not drift.right:
+                detail = {
+                    "stored_bytes": drift.stored_bytes,
+                    "objects": drift.objects,
+                    "s3_bytes": drift.s3_bytes,
+                }
+                told = replace(act, tenant=drift.tenant, namespace=drift.namespace, detail=detail)
+                audit.record(connection, told, now_ms)
+            return drift
+
+        counts: list[Callable[[Connection], Drift]] = [
+            partial(recounting.recount_namespace, scope=one.scope, repair=repair)
+            for one in await self.namespaces(tenant)
+        ]
+        counts.append(partial(recounting.recount_tenant, tenant=tenant, repair=repair))
+        return [await self._database.write(partial(_after, count=count, note=noted), Sight(tenant)) for count in counts]
+
     # Namespaces
 
     async def namespace(self, tenant: UUID, name: str) -> Namespace | None:
@@ -97,6 +121,22 @@ class Registrar:
 
     async def wrapped_keys(self, scope: Scope) -> list[KeyRow]:
         return await self._database.read(partial(registry.wrapped_keys, scope=scope), Sight(scope.tenant))
+
+    async def check_deletable(self, scope: Scope) -> None:
+        await self._database.read(partial(registry.check_deletable, scope=scope), Sight(scope.tenant))
+
+    async def epochs(self, scope: Scope) -> list[Epoch]:
+        return await self._database.read(partial(epochs.epochs, scope=scope), Sight(scope.tenant))
+
+    async def unused_epochs(self, scope: Scope, superseded_before_ms: int) -> list[int]:
+        return await self._database.read(
+            partial(epochs.unused, scope=scope, superseded_before_ms=superseded_before_ms), Sight(scope.tenant)
+        )
+
+    async def end_unreadable(self, scope: Scope, now_ms: int, limit: int) -> tuple[int, list[bytes]]:
+        return await self._database.write(
+            partial(epochs.end_unreadable, scope=scope, now_ms=now_ms, limit=limit), Sight(scope.tenant)
+        )
 
     # Tokens
 
@@ -149,3 +189,9 @@ class Registrar:
             partial(tokens.note_use, tenant_id=tenant, token_id=token_id, now_ms=now_ms, grain_ms=grain_ms),
             Sight(tenant),
         )
+
+
+def _after(
+    connection: Connection, count: Callable[[Connection], Drift], note: Callable[[Connection, Drift], Drift]
+) -> Drift:
+    return note(connection, count(connection))

@@ -127,15 +127,23 @@ def describe_tenant(connection: Connection, tenant_id: UUID) -> TenantRow | None
             quota.c.stored_bytes,
             quota.c.objects,
             quota.c.s3_bytes,
-        ).where(tenant.c.tenant_id == tenant_id,
+        ).where(
+            tenant.c.tenant_id == tenant_id,
             quota.c.tenant_id == tenant.c.tenant_id,
-            quota.c.scope_id == TENANT_SCOPE,)
+            quota.c.scope_id == TENANT_SCOPE,
+        )
     ).first()
     return None if row is None else TenantRow(tenant_id, row[0], row[1], row[2], Usage(*row[3:]))
 
 
 def set_tenant_state(connection: Connection, tenant_id: UUID, state: str) -> None:
-    """Suspend, resume or bury a tenant. Raises `NamespaceUnknown` when there is none, or it is on its way out."""
+    """Suspend, resume or bury a tenant. Raises `NamespaceUnknown` when there is none, or it is on its way out.
+
+    Burying raises `RegistryRefused` while a namespace of it is protected.
+    """
+    if state == "deleting":
+        for one in namespaces(connection, tenant_id):
+            check_unprotected(one)
     changed = connection.execute(
         update(tenant).where(tenant.c.tenant_id == tenant_id, tenant.c.state != "deleting").values(state=state)
     )
@@ -144,12 +152,34 @@ def set_tenant_state(connection: Connection, tenant_id: UUID, state: str) -> Non
 
 
 def set_namespace_state(connection: Connection, scope: Scope, state: str) -> None:
-    """Suspend, resume or bury a namespace. Raises `NamespaceUnknown` when there is none, or it is on its way out."""
+    """Suspend, resume or bury a namespace. Raises `NamespaceUnknown` when there is none, or it is on its way out.
+
+    Burying raises `RegistryRefused` while it is protected.
+    """
+    if state == "deleting":
+        check_deletable(connection, scope)
     changed = connection.execute(
         update(namespace).where(*owned(namespace, scope), namespace.c.state != "deleting").values(state=state)
     )
     if changed.rowcount != 1:
         raise NamespaceUnknown("the namespace does not exist, or is being deleted")
+
+
+def check_deletable(connection: Connection, scope: Scope) -> None:
+    """Raises `RegistryRefused` for a protected namespace, `NamespaceUnknown` when there is none."""
+    row = connection.execute(select(*_NAMESPACE_COLUMNS).where(*owned(namespace, scope))).first()
+    if row is None:
+        raise NamespaceUnknown("the namespace does not exist")
+    check_unprotected(_as_namespace(row))
+
+
+def check_unprotected(found: Namespace) -> None:
+    """Raises `RegistryRefused` for a namespace that must not be deleted or shredded; one on its way out may be."""
+    if not found.deletion_allowed and found.state != "deleting":
+        raise RegistryRefused(
+            f"the namespace {found.name!r} is protected: its deletion_allowed is false; set it to true first, if it "
+            "is meant"
+        )
 
 
 def change_policy(connection: Connection, scope: Scope, policy: Policy) -> None:

@@ -107,6 +107,13 @@ class Sealed:
     tag_root: bytes
 
 
+def namespace_of(head: bytes) -> UUID | None:
+    """The namespace that a blob's first bytes name; None when they are not a blob's, or too few."""
+    if len(head) < _ADDRESS.size or not head.startswith(_MAGIC):
+        return None
+    return UUID(bytes=_ADDRESS.unpack_from(head)[6])
+
+
 def seal(
     data_key: SecretBytes,
     chunk_id_key: SecretBytes,

@@ -26,18 +26,20 @@ class SecretBytes:
 
     def reveal(self) -> bytes:
         """The bytes, for the one call that needs them. Raises `KeyUnavailable` after `wipe`."""
-        if self._value is None:
+        value = self._value
+        copy = b"" if value is None else bytes(value)
+        if self._value is None:  # looked at after the copy: another thread may have wiped it in between
             raise KeyUnavailable("this copy of a key was wiped from memory; ask for the key again")
-        return bytes(self._value)
+        return copy
 
     def wipe(self) -> None:
         """Zero and forget the bytes; a second call does nothing."""
-        if self._value is not None:
-            self._value[:] = bytes(len(self._value))
-            self._value = None
+        value, self._value = self._value, None
+        if value is not None:
+            value[:] = bytes(len(value))
 
     def __len__(self) -> int:
-        return 0 if self._value is None else len(self._value)
+        return len(self._value or b"")
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, SecretBytes):

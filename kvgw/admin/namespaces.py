@@ -16,7 +16,7 @@ from kvgw.durations import duration_ms, written
 from tenancy.access import Permission
 from tenancy.errors import NamespaceUnknown, RegistryRefused
 from tenancy.model import Namespace
-from tenancy.policy import Policy
+from tenancy.policy import EVERYBODY, READERS_MAX, Policy
 from tenancy.provision import create_namespace
 from tenancy.registry import check_name
 from tenancy.schema import UNLIMITED
@@ -38,7 +38,7 @@ class PolicyBody(Body):
     limit_objects: Limit | None = None
     limit_s3_bytes: Limit | None = None
     visibility: Literal["private", "public"] | None = None
-    readers: Annotated[list[Reader], Field(max_length=60)] | None = None
+    readers: Annotated[list[Reader], Field(max_length=READERS_MAX)] | None = None
     over_quota: Literal["reject", "make_room"] | None = None
     hold_bytes: Limit | None = None
     nvme_bytes: Limit | None = None
@@ -46,7 +46,7 @@ class PolicyBody(Body):
     bytes_per_second: Limit | None = None
     concurrent_requests: Rate | None = None
 
-    def over(self, base: Policy) -> Policy:
+    def over(self, base: Policy, readers: tuple[str, ...] | None) -> Policy:
         """`base` with what this names. Raises `RegistryRefused` for a policy that contradicts itself."""
         named = {name: value for name, value in self.model_dump(exclude={"name", "state"}).items() if value is not None}
         for duration in ("default_ttl", "max_ttl"):
@@ -55,8 +55,8 @@ class PolicyBody(Body):
         for limit in ("limit_bytes", "limit_objects", "limit_s3_bytes"):
             if limit in named:
                 named[limit] = named[limit] or UNLIMITED
-        if "readers" in named:
-            named["readers"] = tuple(named["readers"])
+        if readers is not None:
+            named["readers"] = readers
         if "default_ttl_ms" in named and "max_ttl_ms" not in named:
             named["max_ttl_ms"] = max(base.max_ttl_ms, named["default_ttl_ms"])
         return replace(base, **named)
@@ -122,7 +122,7 @@ async def make_namespace(seat: Seated, tenant: TenantName, wanted: NewNamespace)
     check_name("namespace", wanted.name)
     if owner == seat.caller.tenant:
         seat.caller.namespace(wanted.name)
-    policy = wanted.over(seat.opened.default_policy)
+    policy = wanted.over(seat.opened.default_policy, await _readers(seat, wanted.readers))
     if await rooms.catalog.namespace(owner, wanted.name) is not None:  # before keys are made for it
         raise RegistryRefused(f"a namespace named {wanted.name!r} exists already")
     await create_namespace(
@@ -147,7 +147,7 @@ async def change_namespace(
     catalog = seat.opened.rooms.catalog
     found = await seat.namespace(tenant, namespace)
     before = await _policy(seat, found)
-    after = change.over(before)
+    after = change.over(before, await _readers(seat, change.readers))
     if after != before:
         old, new = asdict(before), asdict(after)
         told = {name: str(new[name]) for name in new if new[name] != old[name]}
@@ -173,7 +173,7 @@ async def describe(seat: Seat, found: Namespace) -> NamespaceInfo:
         max_ttl=written(found.max_ttl_ms),
         sliding_ttl=found.sliding_ttl,
         visibility=found.visibility,
-        readers=found.readers.split(),
+        readers=[one.partition(":")[0] for one in found.readers.split()],
         over_quota=found.over_quota,
         hold_bytes=found.hold_bytes,
         nvme_bytes=found.nvme_bytes,
@@ -197,6 +197,15 @@ async def _shown(seat: Seat, tenant: UUID, name: str) -> NamespaceInfo:
     if found is None:
         raise NamespaceUnknown("the namespace was deleted meanwhile")
     return await describe(seat, found)
+
+
+async def _readers(seat: Seat, names: list[str] | None) -> tuple[str, ...] | None:
+    """Readers as they are kept. A name that no tenant has is kept too: whether it has one is nobody else's to know."""
+    if names is None:
+        return None
+    catalog = seat.opened.rooms.catalog
+    kept = [name if name == EVERYBODY else f"{name}:{await catalog.tenant(name) or '-'}" for name in names]
+    return tuple(kept)
 
 
 async def _policy(seat: Seat, found: Namespace) -> Policy:

@@ -101,12 +101,13 @@ async def _seat(request: Request, authorization: Annotated[str | None, Header()]
     """The principal of a bearer token; over the gateway's own Unix socket, its own user without one."""
     gateway: Opened = request.app.state.gateway
     scheme, _, token = (authorization or "").partition(" ")
-    if scheme.lower() == "bearer" and token:
-        with translated():
+    peer_uid = getattr(request.state, PEER_UID, None)
+    with gateway.rooms.meter.strangers_from("http" if peer_uid is None else "admin"), translated():
+        if scheme.lower() == "bearer" and token:
             return Seat(gateway, await gateway.authenticator.token(token.strip()))
-    if getattr(request.state, PEER_UID, None) == os.geteuid():
-        return Seat(gateway, gateway.authenticator.owner())
-    raise RequestRefused("a bearer token is needed", Code.UNAUTHENTICATED)
+        if peer_uid == os.geteuid():
+            return Seat(gateway, gateway.authenticator.owner())
+        raise RequestRefused("a bearer token is needed", Code.UNAUTHENTICATED)
 
 
 Seated: TypeAlias = Annotated[Seat, Depends(_seat)]

@@ -61,7 +61,7 @@ class KvgwSubject:
             self._known,
             keys,
             chunks,
-            ttl_s=LIFE_SECONDS,
+            ttl=LIFE_SECONDS,
             durability=self._durability,
             deadline_s=CALL_SECONDS,
             on_error="raise",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -40,8 +40,12 @@ def ask_admin(
 ) -> Any:
     """The decoded answer to one admin request. Raises `KvgwError` with the gateway's sentence."""
 
+    folder = data_folder(data)
+    if not os.environ.get("KVGW_ADMIN") and not folder.is_dir():
+        raise Outage(f"no gateway runs on {folder}, and there is no such data folder; start one: kvgw serve")
+
     async def exchange() -> Any:
-        async with _client(data_folder(data), config) as client:
+        async with _client(folder, config) as client:
             try:
                 answer = await client.request(method, f"/v1{path}", json=body, params=query)
             except httpx2.TransportError as error:
@@ -49,6 +53,28 @@ def ask_admin(
         return _decoded(answer)
 
     return asyncio.run(exchange())
+
+
+def walk_admin(
+    data: Path | None,
+    config: Path | None,
+    path: str,
+    query: Mapping[str, str | int],
+    turn: Callable[[Any], Mapping[str, str | int] | None],
+) -> None:
+    """Ask page by page over one connection: `turn` takes an answer and gives the next query, or None at the end."""
+
+    async def exchange() -> None:
+        async with _client(data_folder(data), config) as client:
+            following: Mapping[str, str | int] | None = query
+            while following is not None:
+                try:
+                    answer = await client.get(f"/v1{path}", params=following)
+                except httpx2.TransportError as error:
+                    raise Outage(f"the gateway's admin API does not answer: {error}", Code.UNAVAILABLE) from error
+                following = turn(_decoded(answer))
+
+    asyncio.run(exchange())
 
 
 @asynccontextmanager
@@ -65,13 +91,13 @@ async def _client(folder: Path, config: Path | None) -> AsyncIterator[httpx2.Asy
             transport=transport, base_url=_BASE, headers=headers, timeout=SECONDS_MAX
         ) as client:
             yield client
-    elif not folder.is_dir():
-        raise Outage(f"no gateway runs on {folder}, and there is no such data folder; start one: kvgw serve")
     else:
         async with opened(settings_of(folder, config), folder) as gateway:
             if gateway.first_token is not None:
                 error_console().print(
-                    f"the first tenant's token, never shown again: {gateway.first_token}", highlight=False, soft_wrap=True
+                    f"the first tenant's token, never shown again: {gateway.first_token}",
+                    highlight=False,
+                    soft_wrap=True,
                 )
             application = build_app(gateway)
 

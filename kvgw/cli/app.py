@@ -9,7 +9,23 @@ import sys
 
 import typer
 
-from kvgw.cli import bench, catalog, doctor, inspect, keys, namespaces, nodes, serve, tenants, tokens, upkeep
+from kvgw.cli import (
+    audit,
+    bench,
+    catalog,
+    deletions,
+    doctor,
+    inspect,
+    keys,
+    namespaces,
+    nodes,
+    recount,
+    serve,
+    tenants,
+    tokens,
+    upkeep,
+    usage,
+)
 from kvgw.cli.output import error_console
 from kvgw.errors import Code, KvgwError, Outage
 from storage.errors import StorageError
@@ -32,12 +48,19 @@ app.command("doctor")(doctor.doctor)
 app.command("backup")(upkeep.backup)
 app.command("restore")(upkeep.restore)
 app.command("wipe")(upkeep.wipe)
+app.command("usage")(usage.usage)
+app.command("explain")(usage.explain)
+app.command("recount")(recount.recount)
 app.command("bench")(bench.bench)
+app.command("delete")(deletions.delete)
+app.command("verify-receipt")(deletions.verify_receipt)
+app.add_typer(deletions.deletions, name="deletions")
 app.add_typer(tenants.tenants, name="tenant")
 app.add_typer(namespaces.namespaces, name="namespace")
 app.add_typer(tokens.tokens, name="token")
 app.add_typer(keys.keys, name="keys")
 app.add_typer(nodes.nodes, name="node")
+app.add_typer(audit.audit, name="audit")
 
 
 def main() -> None:

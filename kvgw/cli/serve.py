@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from kvgw.cli import logs
 from kvgw.cli.options import Config, Data, data_folder, settings_of
 from kvgw.cli.output import console
 from kvgw.server.serve import Serving, serving, stop_signals
@@ -28,8 +29,7 @@ def serve(
     With no configuration: a Unix socket and loopback only, SQLite, chunks on disk under one data folder. The first
     start makes a tenant and prints its token, once.
     """
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("alembic").setLevel(logging.WARNING)
+    logs.set_up()
     folder = data_folder(data)
     settings = settings_of(folder, config)
 

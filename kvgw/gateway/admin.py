@@ -21,8 +21,9 @@ from storage.nvme import NvmeState, NvmeTier
 from tenancy.access import Caller, Permission
 from tenancy.errors import CatalogUnavailable, KeyRefused, KeyUnavailable, NamespaceUnknown, RegistryRefused
 from tenancy.model import Namespace
+from tenancy.policy import Policy
 from tenancy.provision import create_namespace
-from tenancy.registry import Policy, check_name
+from tenancy.registry import check_name
 from tenancy.rootkey import RootKey
 from tenancy.schema import UNLIMITED
 
@@ -45,6 +46,9 @@ class AdminVerbs:
         catalog = await self._check_catalog(notes)
         root_key = await self._check_root_key(notes)
         tiers = [await self._tier(label, notes) for label in self.rooms.tiers]
+        behind = self.rooms.outbox.behind()
+        if behind is not None:
+            notes.append(f"{behind.sentence}: chunks that are only staged are refused until it has moved")
         behind_ms = self.rooms.time.behind_ms
         if behind_ms > 1000:
             notes.append(f"the clock is {behind_ms / 1000:.0f} s behind the catalog's; entries expire by the catalog's")

@@ -23,6 +23,7 @@ class Backlog:
         """Set when there is something to do."""
         self._writes: set[Scope] = set()
         self._dead: set[Scope] = set()
+        self._deletions = False
         self._promotions: defaultdict[Scope, set[bytes]] = defaultdict(set)
         self._hits: defaultdict[Scope, dict[tuple[int, bytes], tuple[int, int]]] = defaultdict(dict)
         self._gathered = 0
@@ -35,6 +36,11 @@ class Backlog:
     def note_dead(self, scope: Scope) -> None:
         """The namespace has bytes that nothing points at any more."""
         self._dead.add(scope)
+        self.work.set()
+
+    def note_deletion(self) -> None:
+        """There is a deletion job to go on with."""
+        self._deletions = True
         self.work.set()
 
     def note_promotion(self, scope: Scope, blob_id: bytes) -> None:
@@ -58,6 +64,10 @@ class Backlog:
 
     def take_dead(self) -> set[Scope]:
         taken, self._dead = self._dead, set()
+        return taken
+
+    def take_deletions(self) -> bool:
+        taken, self._deletions = self._deletions, False
         return taken
 
     def take_promotions(self) -> dict[Scope, set[bytes]]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 from kvgw.errors import Code, FormatError, RequestRefused
 from kvgw.gateway.admin import AdminVerbs, usage_of
 from kvgw.gateway.directory import Directory, Place
-from kvgw.gateway.get import STAGING, GetVerb
+from kvgw.gateway.explain import explain
+from kvgw.gateway.get import GetVerb
+from kvgw.gateway.match import MatchVerb
+from kvgw.gateway.nodes import forget_node
 from kvgw.gateway.payloads import PayloadSink, PayloadSource
 from kvgw.gateway.put import PutVerb
 from kvgw.gateway.rooms import Rooms
@@ -16,12 +20,16 @@ from kvgw.kvformat import KVFormat
 from kvgw.model import (
     DeleteReply,
     DeleteRequest,
+    ExplainRequest,
     GetReply,
     GetRequest,
-    MatchReply,
+    HoldReply,
+    HoldRequest,
     MatchRequest,
     NamespaceCreateRequest,
     NamespacesRequest,
+    NodeForgetRequest,
+    PutOutcome,
     PutReply,
     PutRequest,
     Question,
@@ -36,10 +44,13 @@ from kvgw.model import (
 )
 from storage.tier import blob_name
 from tenancy.access import Caller, Permission
-from tenancy.errors import CatalogUnavailable, FormatUnknown
+from tenancy.audit import Act
+from tenancy.errors import CatalogUnavailable
 from tenancy.formats import FormatDescription
-from tenancy.model import FoundChunk
 from tenancy.naming import entry_keys, format_fingerprint
+
+Asked = TypeVar("Asked", MatchRequest, RegisterRequest, TouchRequest, HoldRequest, DeleteRequest, StatRequest)
+Answered = TypeVar("Answered")
 
 
 class Gateway:
@@ -49,8 +60,11 @@ class Gateway:
         self._rooms = rooms
         self._directory = directory
         self._admin = admin
+        self._match = MatchVerb(rooms, directory)
         self._put = PutVerb(rooms, directory)
         self._get = GetVerb(rooms, directory)
+        self.meter = rooms.meter
+        """What is counted for the audit log; those who are not known are counted by who turns them away."""
 
     async def ready(self) -> bool:
         """Whether this gateway can serve: its catalog answers."""
@@ -65,33 +79,59 @@ class Gateway:
         with self._rooms.metrics.measured(request), translated():
             match request:
                 case MatchRequest():
-                    return await self._match(caller, request)
+                    return await self._limited(caller, request, self._match)
                 case RegisterRequest():
-                    return await self._register(caller, request)
+                    return await self._limited(caller, request, self._register)
                 case TouchRequest():
-                    return await self._touch(caller, request)
+                    return await self._limited(caller, request, self._touch)
+                case HoldRequest():
+                    return await self._limited(caller, request, self._hold)
                 case DeleteRequest():
-                    return await self._delete(caller, request)
+                    return await self._limited(caller, request, self._delete)
                 case StatRequest():
-                    return await self._stat(caller, request)
+                    return await self._limited(caller, request, self._stat)
                 case StatusRequest():
                     return await self._admin.status(caller)
                 case NamespaceCreateRequest():
                     return await self._admin.create_namespace(caller, request)
                 case NamespacesRequest():
                     return await self._admin.namespaces(caller)
+                case ExplainRequest():
+                    return await explain(self._rooms, caller, request)
+                case NodeForgetRequest():
+                    return await forget_node(self._rooms, caller, request)
 
     async def put(self, caller: Caller, request: PutRequest, source: PayloadSource) -> PutReply:
         """Store chunks whose payload comes from `source`."""
         _check_distinct(request.keys)
-        with self._rooms.metrics.measured(request), translated():
-            return await self._put(caller, request, source)
+        with self._rooms.metrics.measured(request), translated(), self._rooms.outbox.putting():
+            place = await self._directory.place(caller, request.namespace)
+            with self._rooms.limiter.admitted(place.namespace) as admission:
+                reply = await self._put(caller, request, source)
+                stored = reply.outcomes.count(PutOutcome.STORED)
+                admission.moved_bytes = stored * await self._chunk_bytes(place, request.fingerprint)
+                return reply
 
     async def get(self, caller: Caller, request: GetRequest, sink: PayloadSink) -> GetReply:
         """Read chunks into `sink`."""
         _check_distinct(request.keys)
         with self._rooms.metrics.measured(request), translated():
-            return await self._get(caller, request, sink)
+            place = await self._directory.place(caller, request.namespace)
+            with self._rooms.limiter.admitted(place.namespace) as admission:
+                reply = await self._get(caller, request, sink)
+                admission.moved_bytes = len(reply.hits) * await self._chunk_bytes(place, request.fingerprint)
+                return reply
+
+    async def _limited(
+        self, caller: Caller, request: Asked, verb: Callable[[Caller, Asked], Awaitable[Answered]]
+    ) -> Answered:
+        """Answer a small request within the limits of its namespace."""
+        place = await self._directory.place(caller, request.namespace)
+        with self._rooms.limiter.admitted(place.namespace):
+            return await verb(caller, request)
+
+    async def _chunk_bytes(self, place: Place, fingerprint: bytes) -> int:
+        return (await self._directory.format(place.scope, fingerprint)).chunk_bytes
 
     async def _register(self, caller: Caller, request: RegisterRequest) -> RegisterReply:
         caller.require(Permission.PUT)
@@ -105,34 +145,6 @@ class Gateway:
         self._directory.remember(place.scope, known)
         return RegisterReply(fingerprint, known.chunk_bytes, place.namespace.default_ttl_ms)
 
-    async def _match(self, caller: Caller, request: MatchRequest) -> MatchReply:
-        caller.require(Permission.GET)
-        place = await self._directory.place(caller, request.namespace)
-        try:
-            formats = [await self._directory.format(place.scope, one) for one in request.fingerprints]
-        except FormatUnknown:
-            # Ranks of an engine start in any order: one that is early matches nothing, and is told why.
-            return MatchReply(0, [], "a KV format of this match is not registered in the namespace")
-        names = [entry_keys(place.keys.names.entry, one.fingerprint, request.keys) for one in formats]
-        found = await self._rooms.catalog.lookup(
-            place.scope,
-            [one.format_id for one in formats],
-            [key for keys in names for key in keys],
-            self._rooms.time.now_ms(),
-        )
-        count = min(_leading_run(keys, found) for keys in names)
-        if request.lease_ms:
-            leased = (found[key].blob_id for keys in names for key in keys[:count])
-            self._rooms.leases.take(place.scope.tenant, leased, request.lease_ms)
-        self._rooms.metrics.match_keys.labels("hit").inc(count)
-        self._rooms.metrics.match_keys.labels("miss").inc(len(request.keys) - count)
-        return MatchReply(count, [self._fastest(place, found[key]) for key in names[0][:count]])
-
-    def _fastest(self, place: Place, found: FoundChunk) -> str:
-        if self._rooms.staging.holds(blob_name(place.scope.namespace, found.blob_id)):
-            return STAGING
-        return "nvme" if found.on_nvme else "s3"
-
     async def _touch(self, caller: Caller, request: TouchRequest) -> TouchReply:
         caller.require(Permission.GET)
         place = await self._directory.place(caller, request.namespace)
@@ -142,14 +154,32 @@ class Gateway:
         now_ms = self._rooms.time.now_ms()
         return TouchReply(await self._rooms.catalog.extend(place.scope, kv_format.format_id, keys, ttl_ms, now_ms))
 
+    async def _hold(self, caller: Caller, request: HoldRequest) -> HoldReply:
+        caller.require(Permission.PUT)
+        place = await self._directory.place(caller, request.namespace)
+        kv_format = await self._directory.format(place.scope, request.fingerprint)
+        keys = entry_keys(place.keys.names.entry, kv_format.fingerprint, request.keys)
+        now_ms = self._rooms.time.now_ms()
+        until_ms = now_ms + request.hold_ms
+        held = await self._rooms.catalog.hold(place.scope, kv_format.format_id, keys, until_ms, now_ms)
+        return HoldReply(held)
+
     async def _delete(self, caller: Caller, request: DeleteRequest) -> DeleteReply:
         caller.require(Permission.DELETE)
         place = await self._directory.place(caller, request.namespace)
         kv_format = await self._directory.format(place.scope, request.fingerprint)
         keys = entry_keys(place.keys.names.entry, kv_format.fingerprint, request.keys)
-        count, dead, generation = await self._rooms.catalog.delete_for_good(
-            place.scope, kv_format.format_id, keys, self._rooms.time.now_ms()
+        act = Act(
+            actor=caller.name,
+            action="chunk.delete",
+            tenant=place.scope.tenant,
+            namespace=place.scope.namespace,
+            detail={"asked": len(keys), "format": kv_format.format_id},  # how many, never which
         )
+        count, dead, generation = await self._rooms.catalog.delete_for_good(
+            place.scope, kv_format.format_id, keys, act, self._rooms.time.now_ms()
+        )
+        self._rooms.meter.deleted(place.scope, count)
         for blob_id in dead:
             self._rooms.staging.drop(blob_name(place.scope.namespace, blob_id))
         if dead:
@@ -186,13 +216,6 @@ def describe(kv_format: KVFormat, fingerprint: bytes, canonical: bytes) -> Forma
 
 def _as_text(identity: str | bytes) -> str:
     return identity if isinstance(identity, str) else identity.hex()
-
-
-def _leading_run(keys: Sequence[bytes], found: dict[bytes, FoundChunk]) -> int:
-    for index, key in enumerate(keys):
-        if key not in found:
-            return index
-    return len(keys)
 
 
 def _check_distinct(keys: Sequence[bytes]) -> None:

@@ -1,38 +1,34 @@
-"""PUT: reserve, receive, seal, store, commit. Bytes before pointer (law 1); every other exit gives all of it back.
-
-Chunks are received one after the other while those before them are hashed and sealed in worker threads.
-"""
+"""PUT: reserve, receive, seal, store, commit. Bytes before pointer (law 1); every other exit gives all of it back."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
 from typing import Final
 
-from kvgw.errors import Code, Outage, RequestRefused
+from kvgw.errors import RequestRefused
 from kvgw.gateway.directory import Directory, Place
 from kvgw.gateway.payloads import PayloadSource
 from kvgw.gateway.rooms import Rooms
+from kvgw.gateway.writing import GroupWriter
 from kvgw.model import Durability, PutOutcome, PutReply, PutRequest
 from kvgw.runtime import finish
-from storage.access import Window
 from storage.errors import StorageError
 from storage.tier import blob_name
 from tenancy.access import Caller, Permission
-from tenancy.births import Batch, NewChunk
+from tenancy.births import Batch
 from tenancy.errors import CatalogUnavailable
 from tenancy.model import FormatRow
 from tenancy.naming import entry_keys, label_mac
-from tenancy.putting import Committed
-from tenancy.sealing import SEG_LOG2_DEFAULT, BlobAddress, Sealed, seal, sealed_length
-
-PIPELINE_DEPTH: Final = 2
-"""Chunks of one PUT in windows at once: one being received, one being sealed."""
+from tenancy.putting import Committed, Reserved
+from tenancy.sealing import sealed_length
 
 LEASE_MARGIN_MS: Final = 5_000
 """A reservation outlives its request's deadline by this, so that only a dead gateway's are reclaimed."""
+
+ROOM_SHARE: Final = 0.5
+"""Part of a PUT's time in which room may be made for it."""
+ROOM_PAUSE_SECONDS: Final = 0.1
 
 
 class PutVerb:
@@ -50,17 +46,17 @@ class PutVerb:
         kv_format = await self._directory.format(place.scope, request.fingerprint)
         batch = self._batch(caller, place, kv_format, request)
         deadline = rooms.clock.monotonic() + request.deadline_ms / 1000
+        await rooms.outbox.admit(batch.durability, request.deadline_ms / 1000)
         reservation_id = rooms.rng.token(16)
         now_ms = rooms.time.now_ms()
         lease_until_ms = now_ms + request.deadline_ms + LEASE_MARGIN_MS
-        writing = _Writing(rooms, place, kv_format, batch, deadline)
+        writing = GroupWriter(rooms, place, kv_format, batch, deadline)
         try:
             # Cancelled here, the reservation may have been made all the same.
-            reserved = await rooms.catalog.reserve(batch, reservation_id, lease_until_ms, now_ms)
-            self._forget(place, reserved.doomed)
+            reserved = await self._reserve(place, batch, reservation_id, lease_until_ms, deadline)
             await source.wanted(reserved.wanted)
             if not reserved.wanted:
-                return _reply(batch, now_ms, reserved.have, reserved.over_quota, None)
+                return self._metered(batch, kv_format, _reply(batch, now_ms, reserved.have, reserved.over_quota, None))
             await writing.receive_all(reserved.wanted, source)
             rooms.fence.check()
         except BaseException:
@@ -68,7 +64,34 @@ class PutVerb:
             raise
         # From here on the chunks may be announced even if the client is gone: both halves of it happen.
         committed = await finish(asyncio.ensure_future(self._commit(writing, reservation_id)))
-        return _reply(batch, now_ms, reserved.have, reserved.over_quota, committed)
+        return self._metered(batch, kv_format, _reply(batch, now_ms, reserved.have, reserved.over_quota, committed))
+
+    async def _reserve(
+        self, place: Place, batch: Batch, reservation_id: bytes, lease_until_ms: int, deadline: float
+    ) -> Reserved:
+        """Claim quota. A namespace whose policy is to make room gives up its own least valuable entries for it."""
+        rooms = self._rooms
+        patience = rooms.clock.monotonic() + ROOM_SHARE * (deadline - rooms.clock.monotonic())
+        while True:
+            now_ms = rooms.time.now_ms()
+            reserved = await rooms.catalog.reserve(batch, reservation_id, lease_until_ms, now_ms)
+            self._forget(place, reserved.doomed)
+            if not reserved.over_quota or place.namespace.over_quota != "make_room":
+                return reserved
+            if rooms.clock.monotonic() + ROOM_PAUSE_SECONDS > patience:
+                return reserved
+            # What is made room for must not count meanwhile, or the room would be made once more.
+            await rooms.catalog.abort(place.scope, reservation_id)
+            dead = await rooms.catalog.make_room(place.scope, now_ms)
+            self._forget(place, dead)
+            if not dead and not await rooms.catalog.leaving(place.scope):
+                return await rooms.catalog.reserve(batch, reservation_id, lease_until_ms, now_ms)
+            rooms.backlog.note_dead(place.scope)
+            await rooms.clock.sleep(ROOM_PAUSE_SECONDS)
+
+    def _metered(self, batch: Batch, kv_format: FormatRow, reply: PutReply) -> PutReply:
+        self._rooms.meter.wrote(batch, reply.outcomes, kv_format)
+        return reply
 
     def _batch(self, caller: Caller, place: Place, kv_format: FormatRow, request: PutRequest) -> Batch:
         names = place.keys.names
@@ -98,7 +121,7 @@ class PutVerb:
             tiers=self._rooms.intended_tiers,
         )
 
-    async def _undo(self, writing: _Writing, reservation_id: bytes) -> None:
+    async def _undo(self, writing: GroupWriter, reservation_id: bytes) -> None:
         """Give back quota, memory and bytes. Whatever cannot be given back now ends with its lease or as an orphan."""
         rooms = self._rooms
         try:
@@ -107,7 +130,7 @@ class PutVerb:
             rooms.metrics.aborts_failed.inc()
         await self._discard(writing, writing.attempted)
 
-    async def _commit(self, writing: _Writing, reservation_id: bytes) -> Committed:
+    async def _commit(self, writing: GroupWriter, reservation_id: bytes) -> Committed:
         rooms, place = self._rooms, writing.place
         try:
             committed = await rooms.catalog.commit(writing.batch, reservation_id, writing.chunks, rooms.time.now_ms())
@@ -128,7 +151,7 @@ class PutVerb:
         if blob_ids:
             self._rooms.backlog.note_dead(place.scope)
 
-    async def _discard(self, writing: _Writing, names: Sequence[str]) -> None:
+    async def _discard(self, writing: GroupWriter, names: Sequence[str]) -> None:
         """Delete blobs that nothing points at, and nothing ever did."""
         for name in names:
             self._rooms.staging.drop(name)
@@ -139,103 +162,6 @@ class PutVerb:
             await tier.delete(names)
         except StorageError:
             self._rooms.metrics.orphans.labels(tier.label).inc(len(names))
-
-
-@dataclass(slots=True)
-class _Writing:
-    """The middle of a PUT: payload → window → sealed resident → tiers."""
-
-    rooms: Rooms
-    place: Place
-    kv_format: FormatRow
-    batch: Batch
-    deadline: float
-    chunks: list[NewChunk] = field(default_factory=list)
-    attempted: list[str] = field(default_factory=list)
-    """Names under which bytes may be somewhere, in staging or a tier."""
-
-    async def receive_all(self, wanted: Sequence[int], source: PayloadSource) -> None:
-        room = asyncio.Semaphore(PIPELINE_DEPTH)
-        try:
-            async with asyncio.TaskGroup() as group:
-                for index in wanted:
-                    await room.acquire()
-                    async with AsyncExitStack() as stack:
-                        stack.callback(room.release)
-                        window = await stack.enter_async_context(
-                            self.rooms.staging.window(
-                                self.place.scope.tenant, self.kv_format.chunk_bytes, self._remaining()
-                            )
-                        )
-                        await source.receive(index, window.view)
-                        group.create_task(self._store(index, window, stack.pop_all()))
-        except BaseExceptionGroup as group_error:
-            raise first_cause(group_error) from group_error
-        self.chunks.sort(key=lambda new: new.index)
-
-    async def _store(self, index: int, window: Window, stack: AsyncExitStack) -> None:
-        rooms, scope = self.rooms, self.place.scope
-        blob_id = rooms.rng.token(16)
-        name = blob_name(scope.namespace, blob_id)
-        address = BlobAddress(
-            tenant=scope.tenant,
-            namespace=scope.namespace,
-            epoch=self.place.namespace.epoch,
-            length=self.kv_format.chunk_bytes,
-            created_ms=rooms.time.now_ms(),
-            fingerprint=self.kv_format.fingerprint,
-        )
-        salt = rooms.rng.token(32)
-        async with rooms.staging.draft(scope.tenant, name, self.batch.sealed_length, self._remaining()) as draft:
-            async with stack:
-                sealed = await self._seal(address, salt, window.freeze(), draft.view)
-            self.attempted.append(name)
-            written = await self._write_through(name, draft.view)
-            self.chunks.append(_new_chunk(index, blob_id, address, salt, sealed, written, name))
-            draft.publish(dirty=len(written) < len(self.batch.tiers))
-
-    async def _seal(self, address: BlobAddress, salt: bytes, plaintext: memoryview, target: memoryview) -> Sealed:
-        keys = self.place.keys
-        data_key = keys.data_key(address.epoch)
-        return await self.rooms.workers.run(
-            lambda: seal(data_key, keys.names.chunk_id, address, salt, plaintext, target)
-        )
-
-    async def _write_through(self, name: str, sealed: memoryview) -> frozenset[str]:
-        """Write to the tier that the asked durability needs; the others are due."""
-        needed = self.batch.durability
-        if needed == Durability.STAGED:
-            return frozenset()
-        try:
-            async with asyncio.timeout(self._remaining()):
-                await self.rooms.tiers[needed].put(name, sealed.toreadonly())
-        except TimeoutError:
-            raise Outage(f"the {needed} tier did not take the chunk before the deadline", Code.DEADLINE) from None
-        except StorageError:
-            self.rooms.metrics.tier_failures.labels(needed, "put").inc()
-            raise
-        return frozenset({needed})
-
-    def _remaining(self) -> float:
-        return max(0.0, self.deadline - self.rooms.clock.monotonic())
-
-
-def _new_chunk(
-    index: int, blob_id: bytes, address: BlobAddress, salt: bytes, sealed: Sealed, written: frozenset[str], name: str
-) -> NewChunk:
-    return NewChunk(
-        index=index,
-        blob_id=blob_id,
-        chunk_id=sealed.chunk_id,
-        salt=salt,
-        tag_root=sealed.tag_root,
-        epoch=address.epoch,
-        seg_log2=SEG_LOG2_DEFAULT,
-        length=address.length,
-        created_ms=address.created_ms,
-        written=written,
-        object_name=name,
-    )
 
 
 def _reply(
@@ -253,10 +179,3 @@ def _reply(
             outcomes.append(PutOutcome.STORED)
     reason = "the quota of the tenant or namespace is used up; delete chunks or raise it" if over_quota else ""
     return PutReply(outcomes, now_ms + batch.ttl_ms, reason)
-
-
-def first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first real error of a task group, whose other tasks were merely cancelled for it."""
-    for error in group.exceptions:
-        return first_cause(error) if isinstance(error, BaseExceptionGroup) else error
-    return group

@@ -8,12 +8,19 @@ from dataclasses import dataclass
 from kvgw.fence import Fence
 from kvgw.gateway.backlog import Backlog
 from kvgw.gateway.leases import MatchLeases
+from kvgw.gateway.limiter import Limiter
+from kvgw.gateway.meter import Meter
+from kvgw.gateway.outbox import Outbox
 from kvgw.metrics import Metrics
 from kvgw.runtime import Clock, Rng, Workers
+from kvgw.witness import Witness
 from storage.staging import Staging
 from storage.tier import Tier
+from storage.tracing import Tracer
 from tenancy.catalog import Catalog
+from tenancy.deletions import Deletions
 from tenancy.keyring import Keyring
+from tenancy.signing import Signer
 from tenancy.timekeeping import CatalogTime
 
 
@@ -26,15 +33,23 @@ class Rooms:
     staging: Staging
     tiers: Mapping[str, Tier]
     """By label, fastest first: ``nvme``, ``s3``."""
+    tracers: Mapping[str, Tracer]
+    """By the label of the tier that each looks through."""
+    deletions: Deletions
     backlog: Backlog
     metrics: Metrics
+    limiter: Limiter
+    meter: Meter
     clock: Clock
     time: CatalogTime
     """What the catalog's rows are compared with: never runs backward."""
     fence: Fence
     leases: MatchLeases
+    outbox: Outbox
     rng: Rng
     workers: Workers
+    signer: Signer
+    witness: Witness
 
     def placement_node(self, tier: str) -> str:
         """The node in a placement of this tier: this one for its own disk, none for what all nodes share."""

@@ -17,6 +17,7 @@ _CODES: Final[tuple[tuple[type[Exception], Code], ...]] = (
     (tenancy_errors.NamespaceUnknown, Code.NOT_FOUND),
     (tenancy_errors.FormatUnknown, Code.FORMAT_UNKNOWN),
     (tenancy_errors.RegistryRefused, Code.BAD_REQUEST),
+    (tenancy_errors.DeletionUnsupported, Code.BAD_REQUEST),
     (tenancy_errors.ReservationExpired, Code.RESERVATION_EXPIRED),
     (tenancy_errors.KeyGone, Code.NOT_FOUND),
     (storage_errors.StagingBusy, Code.BUSY),

@@ -7,23 +7,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 from uuid import UUID
 
 import kvgw
 from kvgw.fence import LEASE_SECONDS
 from kvgw.gateway.rooms import Rooms
+from kvgw.maintenance.books import Books
+from kvgw.maintenance.erasing import Erasing
 from kvgw.maintenance.evict import Eviction
+from kvgw.maintenance.keycare import KeyCare
 from kvgw.maintenance.orphans import OrphanReport, OrphanSweep
 from kvgw.maintenance.sweep import Sweep
 from kvgw.maintenance.writeback import WriteBack
+from kvgw.runtime import first_cause
 from storage.errors import StorageError
 from storage.nvme import NvmeState, NvmeTier
 from storage.tier import blob_name
 from tenancy.errors import CatalogUnavailable, TenancyError
-from tenancy.model import Scope
+from tenancy.model import Namespace, Scope
 
 log = logging.getLogger("kvgw.maintenance")
 
@@ -45,24 +50,31 @@ class Pace:
     orphans: float = 600.0
     heartbeat: float = 5.0
     reach: float = 15.0
+    watch: float = 2.0
+    keys: float = 60.0
+    usage: float = 10.0
+    audit: float = 5.0
     nvme_orphan_grace: float = 300.0
     s3_orphan_grace: float = 86_400.0
 
 
 class Crew:
-    """All maintenance of one gateway."""
+    """All maintenance of one gateway. `rates`: bytes per second that write-back may write, by tier; none: no limit."""
 
-    def __init__(self, rooms: Rooms, nvme: NvmeTier | None, pace: Pace) -> None:
+    def __init__(self, rooms: Rooms, nvme: NvmeTier | None, pace: Pace, rates: Mapping[str, int] | None = None) -> None:
         self._rooms = rooms
         self._nvme = nvme
         self._pace = pace
         self._told: dict[str, str] = {}
-        self.write_back = WriteBack(rooms)
+        self.write_back = WriteBack(rooms, rates or {})
         self.sweep = Sweep(rooms)
-        self.eviction = None if nvme is None else Eviction(rooms, nvme)
+        self.keys = KeyCare(rooms)
+        self.books = Books(rooms)
+        self.eviction = Eviction(rooms, nvme)
         grace = {"nvme": pace.nvme_orphan_grace, "s3": pace.s3_orphan_grace}
         self.orphans = OrphanSweep(rooms, grace)
         self.orphan_reports: dict[str, OrphanReport] = {}
+        self.erasing = Erasing(rooms, self.sweep)
 
     async def prepare(self) -> None:
         """Before the gateway serves: what an earlier run's staging held alone is lost, and said to be so."""
@@ -75,48 +87,88 @@ class Crew:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._work_through_backlog())
             group.create_task(self._attempt("reach", self.reach))
+            for tier in self._rooms.tiers:
+                group.create_task(self._write_into(tier))
             for name, period, job in (
-                ("outbox", pace.outbox, self.drain_everywhere),
+                ("outbox", pace.outbox, self.look_at_outbox),
                 ("sweep", pace.sweep, self.sweep_everywhere),
                 ("evict", pace.evict, self.evict),
+                ("deletions", pace.sweep, self.go_on_deleting),
                 ("orphans", pace.orphans, self.look_for_orphans),
                 ("heartbeat", pace.heartbeat, self.heartbeat),
                 ("hits", pace.heartbeat, self.write_down_hits),
                 ("reach", pace.reach, self.reach),
+                ("watch", pace.watch, self.keys.watch),
+                ("keys", pace.keys, self.tend_keys),
+                ("usage", pace.usage, self.books.write_down_usage),
+                ("audit", pace.audit, self.keep_audit_log),
             ):
                 group.create_task(self._repeat(name, period, job))
 
-    async def scopes(self) -> list[Scope]:
+    async def namespaces(self) -> list[Namespace]:
         """Every namespace of every tenant."""
         catalog = self._rooms.catalog
-        return [one.scope for tenant, _ in await catalog.tenants() for one in await catalog.namespaces(tenant)]
+        return [one for tenant, _ in await catalog.tenants() for one in await catalog.namespaces(tenant)]
+
+    async def scopes(self) -> list[Scope]:
+        """Every namespace of every tenant, by its ids."""
+        return [one.scope for one in await self.namespaces()]
 
     async def drain_everywhere(self) -> None:
-        """Write everything that is due."""
-        oldest: dict[str, list[tuple[int, int]]] = {label: [] for label in self._rooms.tiers}
-        for scope in await self.scopes():
-            await self.write_back.drain(scope)
-            for tier, (count, _, since_ms) in (await self._rooms.catalog.outbox_length(scope)).items():
-                oldest.setdefault(tier, []).append((count, since_ms))
-        now_ms = self._rooms.time.now_ms()
-        for tier, waiting in oldest.items():
-            age_ms = max((now_ms - since_ms for _, since_ms in waiting), default=0)
-            self._rooms.metrics.outbox.labels(tier).set(sum(count for count, _ in waiting))
-            self._rooms.metrics.outbox_seconds.labels(tier).set(age_ms / 1000)
+        """Write everything that is due, and return when it is done or has failed."""
+        self.write_back.want(await self.scopes())
+        await self._drain()
+        await self.look_at_outbox()
+
+    async def look_at_outbox(self) -> None:
+        """See what waits to be written, by this node; write-back takes it up."""
+        rooms = self._rooms
+        scopes = await self.scopes()
+        self.write_back.want(scopes)
+        rooms.outbox.keep(scopes)
+        await self.write_back.measure(scopes)
+        await self.write_back.relieve(scopes)
+        now_ms, waiting = rooms.time.now_ms(), rooms.outbox.waiting()
+        for tier in rooms.tiers:
+            one = waiting.get(tier)
+            rooms.metrics.outbox.labels(tier).set(one.blobs if one else 0)
+            rooms.metrics.outbox_seconds.labels(tier).set(max(0, now_ms - one.since_ms) / 1000 if one else 0)
+        behind = rooms.outbox.behind()
+        if behind is None:
+            self._told.pop("behind", None)
+        elif self._told.get("behind") != behind.tier:
+            self._told["behind"] = behind.tier
+            log.warning("%s: chunks that are only staged are refused until it has moved", behind.sentence)
 
     async def sweep_everywhere(self) -> None:
         """Expire and bury, which one gateway does for all; then delete what nothing points at, each its own."""
         leads = await self._leads("sweep", self._pace.sweep)
-        for scope in await self.scopes():
+        scopes = await self.scopes()
+        await self.books.sample(scopes, leads=leads)
+        for scope in scopes:
             if leads:
                 await self.sweep.expire(scope)
                 await self.sweep.recover(scope)
             await self.sweep.collect(scope)
 
+    async def tend_keys(self) -> None:
+        """End what may not be opened any more, and drop keys that nothing needs."""
+        if await self._leads("keycare", self._pace.keys):
+            await self.keys.tend()
+
+    async def keep_audit_log(self) -> None:
+        """Record what was done in the last minute; sign checkpoints, which one gateway does for all."""
+        await self.books.write_down_totals()
+        await self.books.checkpoint(leads=await self._leads("audit", self._pace.audit))
+
+    async def go_on_deleting(self) -> None:
+        """Take deletion jobs towards their receipts: each gateway what is its own, one of them what all share."""
+        await self.erasing.run(leads=await self._leads("deletions", self._pace.sweep))
+
     async def evict(self) -> None:
-        """Make room on NVMe if it is short."""
-        if self.eviction is not None and await self.eviction.make_room(await self.scopes()):
-            await self._collect_dead()
+        """Make room on NVMe, in shares and in quotas, where it is short."""
+        await self.eviction.make_room(await self.namespaces())
+        await self._collect_dead()
 
     async def look_for_orphans(self) -> None:
         """Look through every tier for blobs without a row."""
@@ -157,6 +209,8 @@ class Crew:
             # Given up by the others while it was away: what only its staging held is lost, and it begins anew.
             await rooms.catalog.announce(kvgw.__version__, rooms.time.now_ms(), int(LEASE_SECONDS * 1000))
         rooms.fence.heard(asked_at)
+        alive = await rooms.catalog.live_boots(rooms.time.now_ms(), int(LEASE_SECONDS * 1000))
+        rooms.limiter.gateways = max(1, len(alive))  # each grants its part of a rate
 
     async def write_down_hits(self) -> None:
         """Add the gathered hits to their entries: few at a time, since PUTs of the namespace wait meanwhile."""
@@ -189,19 +243,39 @@ class Crew:
             await backlog.work.wait()
             await self._rooms.clock.sleep(BACKLOG_PAUSE_SECONDS)
             backlog.work.clear()
-            await self._attempt("backlog", self._take_up_backlog)
+            await self._attempt("backlog", self._hand_out)
 
-    async def _take_up_backlog(self) -> None:
+    async def _hand_out(self) -> None:
         backlog = self._rooms.backlog
         for scope, blob_ids in backlog.take_promotions().items():
             await self.write_back.promote(scope, sorted(blob_ids))
-        for scope in backlog.take_writes():
-            await self.write_back.drain(scope)
+        scopes = backlog.take_writes()
+        self.write_back.want(scopes)
+        await self.write_back.measure(scopes)
+        await self.write_back.relieve(scopes)
         await self._collect_dead()
+
+    async def _drain(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                for tier in self._rooms.tiers:
+                    group.create_task(self.write_back.drain(tier))
+        except BaseExceptionGroup as group_error:
+            raise first_cause(group_error) from group_error
+
+    async def _write_into(self, tier: str) -> None:
+        while True:
+            await self.write_back.wait_for_work(tier)
+            await self._attempt("write-back", partial(self._write_round, tier))
+
+    async def _write_round(self, tier: str) -> None:
+        await self.write_back.round(tier)
 
     async def _collect_dead(self) -> None:
         for scope in self._rooms.backlog.take_dead():
             await self.sweep.collect(scope)
+        if self._rooms.backlog.take_deletions():
+            await self.go_on_deleting()
 
     async def _repeat(self, name: str, period: float, job: Callable[[], Awaitable[None]]) -> None:
         while True:

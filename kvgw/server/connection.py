@@ -14,13 +14,14 @@ from typing import Final
 import kvgw
 from kvgw import wire
 from kvgw.authenticate import Authenticator
-from kvgw.channel import ConnectionEnded, PlainChannel, TlsChannel
+from kvgw.channel import ConnectionEnded, Outgoing, PlainChannel, TlsChannel
 from kvgw.errors import Code, KvgwError, Outage, RequestRefused
 from kvgw.gateway.core import Gateway
+from kvgw.gateway.payloads import Chunk
 from kvgw.gateway.translate import translated
 from kvgw.model import GetRequest, PutRequest, Reply, Request
 from kvgw.server.limits import Limits
-from kvgw.stream import FrameStream
+from kvgw.stream import FrameStream, data_frames
 from kvgw.tls import ServerCertificate
 from kvgw.wire import Hello, Kind, Wanted, Welcome
 from tenancy.access import Caller
@@ -29,6 +30,10 @@ log = logging.getLogger("kvgw.server")
 
 _PEER_CREDENTIALS: Final = struct.Struct("3i")
 _DISCARD_BYTES: Final = 256 * 1024
+PATIENCE_SECONDS: Final = 0.02
+PATIENCE_BYTES_PER_SECOND: Final = 2e9
+"""A worker thread waits so long in one exchange, plus a second for so many bytes, for a peer that reads: one that is
+slower is left to the event loop, and holds no thread."""
 HELLO_BYTES_MAX: Final = 4096
 """What a peer may send before it is known."""
 
@@ -90,6 +95,11 @@ class Connection:
 
     async def _authenticate(self, hello: Hello) -> Caller:
         """Who is calling; asked again for each request, so that a token that was revoked ends (I18)."""
+        source = "unix" if self._socket.family == socket.AF_UNIX else "tcp" if self._tls is None else "tls"
+        with self._gateway.meter.strangers_from(source):
+            return await self._identify(hello)
+
+    async def _identify(self, hello: Hello) -> Caller:
         if hello.token is not None:
             with translated():
                 return await self._authenticator.token(hello.token)
@@ -105,7 +115,7 @@ class Connection:
             frame, header = await self._stream.receive()
         if frame.kind is not Kind.REQUEST or frame.payload_bytes:
             raise RequestRefused(f"a request was expected, not a {frame.kind.name} frame")
-        exchange = _Exchange(self._stream, frame.request_id, self._limits)
+        exchange = _Exchange(self._stream, frame.request_id, self._limits, pushes=self._tls is None)
         try:
             request = wire.decode_request(header)
             async with asyncio.timeout(request.deadline_ms / 1000 + self._limits.grace_s):
@@ -148,10 +158,12 @@ class Inside(Enum):
 class _Exchange:
     """Payload of one exchange: the source of a PUT and the sink of a GET."""
 
-    def __init__(self, stream: FrameStream, request_id: int, limits: Limits) -> None:
+    def __init__(self, stream: FrameStream, request_id: int, limits: Limits, *, pushes: bool) -> None:
         self.request_id = request_id
+        self.pushes = pushes
         self._stream = stream
         self._limits = limits
+        self._patience_s = PATIENCE_SECONDS
         self._outstanding: list[int] = []
         self._inside = Inside.NOTHING
 
@@ -159,11 +171,12 @@ class _Exchange:
         await self._stream.send(Kind.WANTED, self.request_id, Wanted(list(indices)))
         self._outstanding = list(indices)
 
-    async def receive(self, index: int, target: memoryview) -> None:
-        self._outstanding.remove(index)
+    async def receive(self, chunks: Sequence[Chunk]) -> None:
+        self._outstanding = self._outstanding[len(chunks) :]
         self._inside = Inside.RECEIVING
-        async with self._in_time(len(target)):
-            await self._receive(index, target)
+        async with self._in_time(sum(len(target) for _, target in chunks)):
+            for index, target in chunks:
+                await self._receive(index, target)
         self._inside = Inside.NOTHING
 
     async def _receive(self, index: int, target: memoryview) -> None:
@@ -178,10 +191,22 @@ class _Exchange:
             )
         await self._stream.receive_into(target)
 
-    async def deliver(self, index: int, payload: memoryview) -> None:
+    def delivery(self, chunks: Sequence[Chunk]) -> _Frames:
+        return _Frames(self, chunks)
+
+    def push(self, outgoing: Outgoing, nbytes: int) -> bool:
+        """In a worker thread: send what the peer takes; whether that was all."""
+        if self.pushes and outgoing:
+            self._inside = Inside.DELIVERING
+            self._patience_s = self._stream.push(outgoing, self._patience_s + nbytes / PATIENCE_BYTES_PER_SECOND)
+            self._inside = Inside.DELIVERING if outgoing else Inside.NOTHING
+        return not outgoing
+
+    async def send(self, outgoing: Outgoing, nbytes: int) -> None:
+        """Send the rest of frames with so much payload."""
         self._inside = Inside.DELIVERING
-        async with self._in_time(len(payload)):
-            await self._stream.send(Kind.DATA, self.request_id, index=index, payload=payload)
+        async with self._in_time(nbytes):
+            await self._stream.send_all(outgoing)
         self._inside = Inside.NOTHING
 
     async def done(self, reply: Reply) -> None:
@@ -219,3 +244,18 @@ class _Exchange:
                 await self._stream.receive_into(scratch[:piece])
                 left -= piece
         self._outstanding = []
+
+
+class _Frames:
+    """Chunks of a GET on their way, as DATA frames."""
+
+    def __init__(self, exchange: _Exchange, chunks: Sequence[Chunk]) -> None:
+        self._exchange = exchange
+        self._outgoing = data_frames(exchange.request_id, chunks)
+        self._nbytes = sum(len(payload) for _, payload in chunks)
+
+    def push(self) -> bool:
+        return self._exchange.push(self._outgoing, self._nbytes)
+
+    async def finish(self) -> None:
+        await self._exchange.send(self._outgoing, self._nbytes)

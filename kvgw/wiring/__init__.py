@@ -10,6 +10,7 @@ from pathlib import Path
 
 import kvgw
 from kvgw.authenticate import Authenticator
+from kvgw.chance import WatchedRng
 from kvgw.datadir import DataFolder
 from kvgw.fence import LEASE_SECONDS, Fence
 from kvgw.gateway.admin import AdminVerbs
@@ -17,6 +18,9 @@ from kvgw.gateway.backlog import Backlog
 from kvgw.gateway.core import Gateway
 from kvgw.gateway.directory import Directory
 from kvgw.gateway.leases import MatchLeases
+from kvgw.gateway.limiter import Limiter
+from kvgw.gateway.meter import Meter
+from kvgw.gateway.outbox import Outbox
 from kvgw.gateway.rooms import Rooms
 from kvgw.maintenance.crew import Crew, Pace
 from kvgw.metrics import Metrics
@@ -24,17 +28,21 @@ from kvgw.runtime import Clock, Rng, SystemClock, SystemRng, ThreadWorkers, usab
 from kvgw.settings import Settings, SettingsError
 from kvgw.wiring.catalog import open_database
 from kvgw.wiring.keys import open_keys
-from kvgw.wiring.start import first_start, pace_of, policy_of
-from kvgw.wiring.tiers import layered, open_nvme, open_s3
+from kvgw.wiring.start import allowance_of, first_start, outbox_limits_of, pace_of, policy_of, rates_of
+from kvgw.wiring.tiers import layered, open_audit_objects, open_nvme, open_s3, tracers_of
+from kvgw.witness import Witness
 from storage.arena import Arena
 from storage.policy import SegmentedLru
 from storage.s3 import S3Tier
 from storage.shares import Shares
 from storage.staging import Staging
 from tenancy.catalog import Catalog
+from tenancy.custody import Custodian
+from tenancy.deletions import Deletions
 from tenancy.errors import CatalogUnavailable
 from tenancy.keyring import Keyring
 from tenancy.model import Node
+from tenancy.policy import Policy
 from tenancy.timekeeping import CatalogTime
 
 
@@ -46,8 +54,12 @@ class Opened:
     folder: Path
     rooms: Rooms
     gateway: Gateway
+    directory: Directory
+    custodian: Custodian
     crew: Crew
     authenticator: Authenticator
+    default_policy: Policy
+    """Of namespaces for which nothing else was said."""
     arena: Arena
     s3: S3Tier | None
     first_token: str | None
@@ -77,7 +89,7 @@ class World:
 
 def system_world() -> World:
     """The machine's clock and chance."""
-    return World(SystemClock(), SystemRng())
+    return World(SystemClock(), WatchedRng(SystemRng()))
 
 
 @asynccontextmanager
@@ -93,17 +105,12 @@ async def opened(
     async with AsyncExitStack() as stack:
         folder = await DataFolder.open_within(data, wait_s)
         stack.callback(folder.close)
-        workers = ThreadWorkers()
-        stack.callback(workers.close)
-        file_workers = ThreadWorkers(max(4, 2 * usable_cpus()), "kvgw-file")
-        stack.callback(file_workers.close)
+        workers = _threads(stack, ThreadWorkers())
+        file_workers = _threads(stack, ThreadWorkers(max(4, 2 * usable_cpus()), "kvgw-file"))
         node = Node(folder.node_name(settings.node, world.rng), world.rng.token(8).hex(), _why_alone(settings))
-        catalog = Catalog(await open_database(stack, settings.catalog, folder.path), node)
-        time = await _open_time(catalog, world.clock)
-        fence = Fence(world.clock)  # begins before the heartbeat that it stands for
-        # The lock on the data folder proves that an earlier run is over, unless the node's name is not the folder's.
-        await catalog.announce(kvgw.__version__, time.now_ms(), int(LEASE_SECONDS * 1000) if settings.node else 0)
-        stack.push_async_callback(_leave, catalog, time)
+        database = await open_database(stack, settings.catalog, folder.path)
+        catalog = Catalog(database, node)
+        time, fence = await _arrive(stack, catalog, world.clock, named=bool(settings.node))
         keys = await open_keys(stack, settings, folder.path, file_workers, world.rng)
         await catalog.admit_generation(await keys.store.generation())
         keyring = Keyring(keys.root, keys.store, catalog, world.clock, world.rng.token)
@@ -114,22 +121,31 @@ async def opened(
         arena = Arena(settings.staging.bytes)
         stack.callback(arena.close)
         shares = Shares.of(settings.staging.bytes, tenants=settings.staging.tenants)
+        metrics, meter = Metrics(), Meter(time)
         rooms = Rooms(
             catalog=catalog,
             keyring=keyring,
             staging=Staging(arena, SegmentedLru(), world.clock, shares=shares),
             tiers=layered(settings, nvme, s3),
+            tracers=tracers_of(settings, folder.path, file_workers, nvme, s3),
+            deletions=Deletions(database),
             backlog=Backlog(),
-            metrics=Metrics(),
+            metrics=metrics,
+            meter=meter,
+            limiter=Limiter(world.clock, metrics, allowance_of(settings.limits), meter),
             clock=world.clock,
             time=time,
             fence=fence,
             leases=MatchLeases(world.clock),
+            outbox=Outbox(outbox_limits_of(settings.writeback), time, metrics),
             rng=world.rng,
             workers=workers,
+            signer=keys.signer,
+            witness=Witness(folder.path, open_audit_objects(stack, settings), file_workers, world.rng),
         )
         stack.push_async_callback(rooms.staging.aclose)
-        crew = Crew(rooms, nvme, world.pace or pace_of(settings.maintenance))
+        crew = Crew(rooms, nvme, world.pace or pace_of(settings.maintenance), rates_of(settings.writeback))
+        stack.push_async_callback(crew.books.close)
         await crew.prepare()
         directory = Directory(catalog, keyring, world.clock)
         admin = AdminVerbs(rooms, directory, arena, nvme, keys.root, policy)
@@ -138,12 +154,20 @@ async def opened(
             folder=folder.path,
             rooms=rooms,
             gateway=Gateway(rooms, directory, admin),
+            directory=directory,
+            custodian=Custodian(catalog, keyring, keys.root, keys.store, world.rng.token, time.now_ms),
             crew=crew,
+            default_policy=policy,
             authenticator=Authenticator(catalog, world.clock, time, keys.pepper.reveal(), tenant),
             arena=arena,
             s3=s3,
             first_token=first_token,
         )
+
+
+def _threads(stack: AsyncExitStack, workers: ThreadWorkers) -> ThreadWorkers:
+    stack.callback(workers.close)
+    return workers
 
 
 def _why_alone(settings: Settings) -> str:
@@ -153,6 +177,16 @@ def _why_alone(settings: Settings) -> str:
     if settings.catalog.url and settings.keys.store != "s3":
         return "its keys.store is file, which others cannot reach"
     return ""
+
+
+async def _arrive(stack: AsyncExitStack, catalog: Catalog, clock: Clock, *, named: bool) -> tuple[CatalogTime, Fence]:
+    """Say that this process is there; it says goodbye when the stack ends. `named`: its name is not its folder's."""
+    time = await _open_time(catalog, clock)
+    fence = Fence(clock)  # begins before the heartbeat that it stands for
+    # The lock on the data folder proves that an earlier run is over, unless the node's name is not the folder's.
+    await catalog.announce(kvgw.__version__, time.now_ms(), int(LEASE_SECONDS * 1000) if named else 0)
+    stack.push_async_callback(_leave, catalog, time)
+    return time, fence
 
 
 async def _open_time(catalog: Catalog, clock: Clock) -> CatalogTime:

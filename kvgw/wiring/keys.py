@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
-from uuid import UUID
 
+from kvgw.kms import KmsOptions, KmsRootKey
 from kvgw.runtime import Rng, Workers
 from kvgw.settings import Settings, SettingsError
 from kvgw.sharedkeys import S3KeyStore
 from kvgw.wiring.tiers import s3_options
 from storage.s3 import S3Objects
+from tenancy import keyfiles
+from tenancy.custody import GATEWAYS
+from tenancy.environmentroot import VARIABLE, EnvironmentRootKey
 from tenancy.errors import KeyUnavailable
 from tenancy.keystore import FileKeyStore, KeyStore
 from tenancy.rootkey import FileRootKey, RootKey
 from tenancy.secret import KEY_BYTES, SecretBytes
 from tenancy.signing import Signer
 from tenancy.wrapping import KeyContext
-
-GATEWAYS: Final = UUID(int=0)
-"""In the key store, the name of the secret that belongs to the gateways and to no namespace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +44,55 @@ def keys_folder(settings: Settings, data: Path) -> Path:
 async def open_keys(stack: AsyncExitStack, settings: Settings, data: Path, workers: Workers, rng: Rng) -> Keys:
     """Open the keys. One host makes its root key by itself; a shared one must be there (``kvgw keys init``).
 
-    Raises `SettingsError`, `KeyUnavailable` and `KeyRefused` with the remedy.
+    Raises `SettingsError`, `KeyUnavailable`, `KeyGone` and `KeyRefused` with the remedy.
     """
-    folder = keys_folder(settings, data)
     shared = settings.keys.store == "s3"
-    opens = FileRootKey.open if shared else FileRootKey.open_or_create
-    root = await opens(folder, workers, rng.token)
+    root = await open_root(stack, settings, data, workers, rng)
     store = await open_store(stack, settings, data, workers)
     pepper = await _pepper(root, store, rng)
     return Keys(root, store, pepper, Signer(pepper), shared)
+
+
+async def open_root(stack: AsyncExitStack, settings: Settings, data: Path, workers: Workers, rng: Rng) -> RootKey:
+    """The root key of the provider that the settings name. Raises as `open_keys`."""
+    keys, folder = settings.keys, keys_folder(settings, data)
+    if keys.provider == "file":
+        opens = FileRootKey.open if keys.store == "s3" else FileRootKey.open_or_create
+        return await opens(folder, workers, rng.token)
+    if keys.store == "file":
+        await workers.run(lambda: keyfiles.make_folder(folder))
+    if keys.provider == "environment":
+        if not keys.development:
+            raise SettingsError(
+                "keys.provider is environment, where whoever sees the process's environment has the root key: use "
+                "file or aws-kms, or say keys.development = true if nothing here must stay secret"
+            )
+        if VARIABLE not in os.environ:
+            raise SettingsError(
+                f"keys.provider is environment, but {VARIABLE} is not set; openssl rand -hex 32 makes one"
+            )
+        return EnvironmentRootKey(os.environ[VARIABLE], rng.token)
+    return await _open_kms(stack, settings)
+
+
+async def _open_kms(stack: AsyncExitStack, settings: Settings) -> KmsRootKey:
+    keys = settings.keys
+    if not keys.kms_key_id:
+        raise SettingsError("keys.provider is aws-kms, but keys.kms_key_id names no key")
+    root = KmsRootKey(
+        KmsOptions(
+            key_arn=keys.kms_key_id,
+            previous_arns=(keys.kms_previous_key_id,) if keys.kms_previous_key_id else (),
+            endpoint_url=keys.kms_endpoint or None,
+            access_key_id=os.environ.get("AWS_ACCESS_KEY_ID"),
+            secret_access_key=os.environ.get("AWS_SECRET_ACCESS_KEY"),
+            session_token=os.environ.get("AWS_SESSION_TOKEN"),
+            ca_file=Path(settings.s3.ca_file) if settings.s3.ca_file else None,
+        )
+    )
+    stack.push_async_callback(root.aclose)
+    await root.check()
+    return root
 
 
 async def open_store(stack: AsyncExitStack, settings: Settings, data: Path, workers: Workers) -> KeyStore:

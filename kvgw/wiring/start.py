@@ -7,10 +7,11 @@ from typing import Final
 from uuid import UUID
 
 from kvgw.authenticate import token_row
+from kvgw.gateway.limiter import Allowance
 from kvgw.gateway.outbox import OutboxLimits
 from kvgw.maintenance.crew import Pace
 from kvgw.runtime import Rng
-from kvgw.settings import DefaultSettings, MaintenanceSettings, WriteBackSettings
+from kvgw.settings import DefaultSettings, LimitSettings, MaintenanceSettings, WriteBackSettings
 from tenancy.access import DATA_PERMISSIONS, DEFAULT_NAMESPACE, Permission, new_token
 from tenancy.catalog import Catalog
 from tenancy.errors import KeyGone, KeyUnavailable, RegistryRefused
@@ -72,6 +73,11 @@ def policy_of(defaults: DefaultSettings) -> Policy:
         default_ttl_ms=defaults.ttl_seconds * 1000,
         max_ttl_ms=defaults.max_ttl_seconds * 1000,
     )
+
+
+def allowance_of(limits: LimitSettings) -> Allowance:
+    """What each tenant may ask for."""
+    return Allowance(limits.requests_per_second, limits.bytes_per_second, limits.concurrent_requests)
 
 
 def pace_of(maintenance: MaintenanceSettings) -> Pace:

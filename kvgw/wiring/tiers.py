@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -11,9 +12,10 @@ from kvgw.runtime import Clock, Workers
 from kvgw.settings import S3Settings, Settings, SettingsError
 from kvgw.wiring.secrets import read_secret
 from storage.limited import LimitedTier
-from storage.nvme import NvmeOptions, NvmeTier
-from storage.s3 import S3Options, S3Tier
+from storage.nvme import NvmeOptions, NvmeTier, NvmeTracer
+from storage.s3 import S3Objects, S3Options, S3Tier
 from storage.tier import Tier
+from storage.tracing import Tracer
 
 _NVME_OPERATIONS: Final = 16
 
@@ -24,9 +26,8 @@ async def open_nvme(
     """The NVMe tier, or None when it is switched off."""
     if not settings.nvme.enabled:
         return None
-    root = Path(settings.nvme.dir) if settings.nvme.dir else folder / "nvme"
     options = NvmeOptions(
-        root=root,
+        root=nvme_folder(settings, folder),
         capacity_bytes=settings.nvme.capacity_bytes,
         free_bytes_min=settings.nvme.min_free_bytes,
         owner=f"the gateway with data folder {folder}",
@@ -34,6 +35,23 @@ async def open_nvme(
     nvme = await NvmeTier.open(options, workers=workers, clock=clock)
     stack.push_async_callback(nvme.aclose)
     return nvme
+
+
+def nvme_folder(settings: Settings, folder: Path) -> Path:
+    """Where this node's blobs are."""
+    return Path(settings.nvme.dir) if settings.nvme.dir else folder / "nvme"
+
+
+def tracers_of(
+    settings: Settings, folder: Path, workers: Workers, nvme: NvmeTier | None, s3: S3Tier | None
+) -> dict[str, Tracer]:
+    """What looks through each tier from outside."""
+    tracers: dict[str, Tracer] = {}
+    if nvme is not None:
+        tracers["nvme"] = NvmeTracer(nvme_folder(settings, folder).resolve(), workers)
+    if s3 is not None:
+        tracers["s3"] = s3.tracer()
+    return tracers
 
 
 def s3_options(settings: S3Settings) -> S3Options:
@@ -65,6 +83,15 @@ async def open_s3(stack: AsyncExitStack, settings: S3Settings, clock: Clock) -> 
     tier = await S3Tier.open(s3_options(settings), clock=clock)
     stack.push_async_callback(tier.aclose)
     return tier
+
+
+def open_audit_objects(stack: AsyncExitStack, settings: Settings) -> S3Objects | None:
+    """Where checkpoints of the audit log go in S3, or None without S3. Needs no connection."""
+    if not settings.s3.bucket:
+        return None
+    objects = S3Objects(replace(s3_options(settings.s3), prefix=f"{settings.s3.prefix}audit/"))
+    stack.push_async_callback(objects.aclose)
+    return objects
 
 
 def layered(settings: Settings, nvme: NvmeTier | None, s3: S3Tier | None) -> dict[str, Tier]:

@@ -8,10 +8,12 @@ listing   what lies in it
 files     the blocking file operations
 space     how much is used, how much is being written, and whether the disk still takes more
 tier      the tier: one hop to a worker thread per call
+tracing   what there is, found from outside, for whoever proves a deletion
 """
 
 from storage.nvme.options import NvmeOptions
 from storage.nvme.space import NvmeState, NvmeStatistics
 from storage.nvme.tier import NvmeTier
+from storage.nvme.tracing import NvmeTracer
 
-__all__ = ["NvmeOptions", "NvmeState", "NvmeStatistics", "NvmeTier"]
+__all__ = ["NvmeOptions", "NvmeState", "NvmeStatistics", "NvmeTier", "NvmeTracer"]

@@ -8,6 +8,7 @@ errors      foreign errors become the data plane's, each with its remedy
 upload      a body that hands out copies piece by piece
 download    an answer streamed into its target, of exactly the right length or not at all
 erasure     deletion of every version
+tracing     what there is, found from outside, for whoever proves a deletion
 probing     what this bucket can do, for the operator
 tier        the tier
 objects     small named objects beside the blobs

@@ -96,6 +96,18 @@ class VersionsAnswer(Answer):
     NextVersionIdMarker: NotRequired[str]
 
 
+class ListedUpload(TypedDict):
+    Key: str
+    UploadId: str
+
+
+class UploadsAnswer(Answer):
+    Uploads: NotRequired[list[ListedUpload]]
+    IsTruncated: NotRequired[bool]
+    NextKeyMarker: NotRequired[str]
+    NextUploadIdMarker: NotRequired[str]
+
+
 class VersioningAnswer(Answer):
     Status: NotRequired[str]
 
@@ -146,6 +158,20 @@ class S3Client(Protocol):
         KeyMarker: str = ...,
         VersionIdMarker: str = ...,
     ) -> VersionsAnswer: ...
+
+    async def list_multipart_uploads(
+        self,
+        *,
+        Bucket: str,
+        Prefix: str,
+        ExpectedBucketOwner: str = ...,
+        KeyMarker: str = ...,
+        UploadIdMarker: str = ...,
+    ) -> UploadsAnswer: ...
+
+    async def abort_multipart_upload(
+        self, *, Bucket: str, Key: str, UploadId: str, ExpectedBucketOwner: str = ...
+    ) -> Answer: ...
 
     async def get_bucket_versioning(self, *, Bucket: str, ExpectedBucketOwner: str = ...) -> VersioningAnswer: ...
 

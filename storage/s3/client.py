@@ -56,12 +56,17 @@ class GuardedResolver(aiohttp.ThreadedResolver):
         return found
 
 
+def make_session(*, instance_credentials: bool) -> AioSession:
+    """A session that looks for credentials, in files and elsewhere, only if it is to use this machine's own."""
+    return AioSession() if instance_credentials else AioSession(session_vars=_NO_FILES)
+
+
 def make_client(options: S3Options) -> AbstractAsyncContextManager[S3Client]:
     """A client for `options`, closed by its context manager. No request is made.
 
     Only `instance_credentials` makes entering it read the environment, shared files or the metadata service.
     """
-    session = AioSession() if options.instance_credentials else AioSession(session_vars=_NO_FILES)
+    session = make_session(instance_credentials=options.instance_credentials)
     client: AbstractAsyncContextManager[S3Client] = session.create_client(
         "s3",
         region_name=options.region,

@@ -6,11 +6,13 @@ For what must be shared by all gateways and is no blob: wrapped namespace keys. 
 from __future__ import annotations
 
 import re
+from collections.abc import AsyncIterator
 from typing import Final, Self
 
 from botocore.exceptions import ClientError
 
 from storage.errors import TierUnavailable
+from storage.s3.api import ListAnswer
 from storage.s3.connection import S3Connection
 from storage.s3.download import Interrupted, fill
 from storage.s3.erasure import Eraser
@@ -78,6 +80,17 @@ class S3Objects:
                 raise
         return True
 
+    async def names(self) -> AsyncIterator[str]:
+        """The names of all objects below the prefix that could be ours, in the order of their bytes."""
+        token: str | None = ""
+        while token is not None:
+            page = await self._page(token)
+            for item in page.get("Contents", []):
+                name = item["Key"].removeprefix(self._connection.options.prefix)
+                if _NAME.fullmatch(name) is not None:
+                    yield name
+            token = page.get("NextContinuationToken")
+
     async def delete(self, name: str) -> None:
         """Delete the object with all its versions; one that is not there is no error."""
         await self._eraser.erase([self._key(name)])
@@ -91,6 +104,13 @@ class S3Objects:
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+    async def _page(self, token: str) -> ListAnswer:
+        bucket, prefix = self._connection.bucket, self._connection.options.prefix
+        async with self._connection.request("list objects") as client:
+            if token:
+                return await client.list_objects_v2(**bucket, Prefix=prefix, ContinuationToken=token)
+            return await client.list_objects_v2(**bucket, Prefix=prefix)
 
     def _key(self, name: str) -> str:
         if _NAME.fullmatch(name) is None:

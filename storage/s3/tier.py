@@ -14,6 +14,7 @@ from storage.s3.download import Interrupted, fill
 from storage.s3.erasure import Eraser
 from storage.s3.options import S3Options
 from storage.s3.probing import S3Capabilities, probe_bucket
+from storage.s3.tracing import S3Tracer
 from storage.s3.upload import UploadBody, body_of
 from storage.tier import BlobInfo, check_name
 
@@ -104,6 +105,10 @@ class S3Tier:
     async def probe(self) -> S3Capabilities:
         """Try out what the bucket can do. Writes only below ``<prefix>probe/`` and cleans up."""
         return await probe_bucket(self._connection, self._eraser, self._clock)
+
+    def tracer(self) -> S3Tracer:
+        """Looks through the bucket, over this tier's connections."""
+        return S3Tracer(self._connection)
 
     async def aclose(self) -> None:
         await self._connection.aclose()

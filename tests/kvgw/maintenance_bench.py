@@ -78,7 +78,7 @@ class Works:
     scope: Scope
 
     async def put(
-        self, count: int, name: str = "key", *, durability: Durability | None = None, ttl_s: float | None = None
+        self, count: int, name: str = "key", *, durability: Durability | None = None, ttl: float | None = None
     ) -> list[PutOutcome]:
         """Put `count` chunks of different content under keys of `name`."""
         report = await self.client.put(
@@ -86,7 +86,7 @@ class Works:
             keys_of(count, name),
             payloads_of(self.registered, count, seed=hash(name) % 10**8),
             durability=durability,
-            ttl_s=ttl_s,
+            ttl=ttl,
             on_error="raise",
         )
         return list(report.outcomes)

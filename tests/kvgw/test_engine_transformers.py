@@ -199,7 +199,7 @@ async def test_labels_ttl_and_durability_pass_through(tmp_path: Path, model: Mod
     async with house("embedded", tmp_path) as gateway:
         reuse = await reuse_of(gateway, model)
         stored = await reuse.store(
-            prompt, prefill(model, prompt), labels=[Label("user", "alice")], ttl_s=60, durability=Durability.STAGED
+            prompt, prefill(model, prompt), labels=[Label("user", "alice")], ttl=60, durability=Durability.STAGED
         )
         left_s = (stored.expires_ms - gateway.opened.rooms.time.now_ms()) / 1000
         assert 30 < left_s <= 60

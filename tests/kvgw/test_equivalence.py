@@ -47,7 +47,7 @@ operations = st.lists(
             "put",
             keys=keys,
             contents=st.lists(st.integers(0, CONTENTS - 1), min_size=6, max_size=6),
-            ttl_s=times,
+            ttl=times,
             depth=st.sampled_from([0, 3, -1]),
             parent=st.sampled_from([None, b"0", b""]),
             durability=st.sampled_from([None, *Durability]),
@@ -55,7 +55,7 @@ operations = st.lists(
         ),
         operation("get", keys=keys),
         operation("match", keys=keys, lease_ms=st.sampled_from([0, 60_000, 60_001])),
-        operation("touch", keys=keys, ttl_s=times),
+        operation("touch", keys=keys, ttl=times),
         operation("delete", keys=keys),
         operation("stat"),
         operation("wait", seconds=st.sampled_from([0.5, 29.5, 60.0])),
@@ -115,7 +115,7 @@ def test_both_transports_give_the_same_answers(tmp_path_factory: pytest.TempPath
 
 def test_a_plan_reaches_every_kind_of_answer(tmp_path: Path) -> None:
     """The comparison is worth nothing if both sides only refuse: one plan by hand, with what it must answer."""
-    puts = {"ttl_s": 30, "depth": 0, "parent": None, "durability": None, "labels": [Label("user", "u")]}
+    puts = {"ttl": 30, "depth": 0, "parent": None, "durability": None, "labels": [Label("user", "u")]}
     where = ("small", 0)
     plan = [
         Operation("put", where, {"keys": [b"a", b"b", b"c", b"d"], "contents": [0, 1, 2, 3], **puts}),

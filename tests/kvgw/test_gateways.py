@@ -15,7 +15,7 @@ from kvgw.model import Durability, Outcome, PutOutcome
 from kvgw.reports import Registered
 from storage.tier import blob_name
 from tenancy.errors import CatalogUnavailable
-from tests.support.gateways import House, format_of, keys_of, payloads_of, read, until
+from tests.support.gateways import House, format_of, keys_of, payloads_of, read, take_up_backlog, until
 from tests.support.manual_clock import ManualClock
 from tests.support.proxy import Proxy
 from tests.support.several import Footing, crash, on_footing, pass_time
@@ -41,7 +41,7 @@ async def test_what_is_in_s3_every_gateway_reads_at_once(shared: Footing) -> Non
         assert found == payloads, "law 3"
         assert {hit.tier for hit in report.hits} == {"s3"}
         assert (await reader.put(registered, keys, payloads, durability=Durability.S3)).outcomes == (HAVE,) * 4
-        await b.opened.crew._take_up_backlog()
+        await take_up_backlog(b.opened.crew)
         node = b.opened.rooms.catalog.node.node
         promoted = await shared.rows(f"SELECT count(*) FROM placement WHERE node = '{node}' AND state = 'ok'")
         assert promoted == [(4,)], "what was read from S3 is on the reader's disk too"

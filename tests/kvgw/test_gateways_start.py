@@ -355,7 +355,7 @@ def test_R59_a_gateways_wrong_wall_clock_changes_no_expiry(
         async with shared.gateway("a", clock=ManualClock(database_ms + wrong_by_ms)) as gateway:
             client = gateway.client()
             registered = await client.register(format_of())
-            report = await client.put(registered, [b"k"], payloads_of(registered, 1), ttl_s=60)
+            report = await client.put(registered, [b"k"], payloads_of(registered, 1), ttl=60)
             assert database_ms + 60_000 <= report.expires_ms <= database_ms + 120_000, "the database's time counts"
             assert (await client.match(registered, [b"k"])).count == 1
             skew_ms = gateway.opened.rooms.time.skew_ms

@@ -24,7 +24,7 @@ async def test_hits_stay_hits_when_their_life_cannot_be_extended(
     ):
         registered = await client.register(format_of())
         keys, payloads = keys_of(2), payloads_of(registered, 2)
-        await client.put(registered, keys, payloads, ttl_s=100)
+        await client.put(registered, keys, payloads, ttl=100)
         clock.advance(50)
         asked = []
 

@@ -15,7 +15,7 @@ from kvgw import model, wire
 from kvgw.channel import ConnectionEnded, PlainChannel
 from kvgw.errors import Code, Outage, RequestRefused, from_code
 from kvgw.kvformat import CHUNK_BYTES_MAX
-from kvgw.stream import FrameStream
+from kvgw.stream import FrameStream, data_frames
 from kvgw.wire import Frame, Hello, Kind
 from tests.support.aio import aio
 
@@ -245,3 +245,31 @@ async def test_frames_larger_than_the_socket_buffer_arrive_whole() -> None:
     assert (frame.index, frame.payload_bytes, bytes(target)) == (3, len(payload), bytes(payload))
     sender.close()
     receiver.close()
+
+
+@aio
+async def test_a_peer_that_does_not_read_holds_no_thread() -> None:
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    theirs.setblocking(False)
+    sender, receiver = FrameStream(PlainChannel(ours)), FrameStream(PlainChannel(theirs))
+    payloads = [memoryview(bytes([number]) * 300_000) for number in range(16)]
+    outgoing = data_frames(7, enumerate(payloads))
+    left = await asyncio.to_thread(sender.push, outgoing, 0.05)
+    assert left == 0.0, "it was given up when the patience was over"
+    assert outgoing, "and what it did not take is still to be sent"
+    sending = asyncio.create_task(sender.send_all(outgoing))
+    for number, payload in enumerate(payloads):
+        frame, _ = await receiver.receive()
+        target = bytearray(frame.payload_bytes)
+        await receiver.receive_into(memoryview(target))
+        assert (frame.kind, frame.request_id, frame.index, bytes(target)) == (Kind.DATA, 7, number, bytes(payload))
+    await sending
+    assert not outgoing
+    few = data_frames(8, enumerate(payloads[:1]))
+    assert await asyncio.to_thread(sender.push, few, 5.0) > 0.0
+    assert not few, "a peer with room takes it at once"
+    theirs.close()
+    with pytest.raises(ConnectionEnded):
+        await asyncio.to_thread(sender.push, data_frames(9, enumerate(payloads)), 5.0)
+    sender.close()

@@ -62,6 +62,10 @@ class IsolationContract:
     def house(self, tmp_path: Path, **options: Any) -> AbstractAsyncContextManager[House]:
         return house(self.kind, tmp_path / "gw", **options)
 
+    def written(self, tmp_path: Path) -> set[str]:
+        """The names of all files, and of whatever else the house keeps things under."""
+        return {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")}
+
     @aio
     async def test_I01_a_second_namespace_gets_nothing(self, tmp_path: Path) -> None:
         async with self.house(tmp_path) as gateway:
@@ -77,14 +81,9 @@ class IsolationContract:
             assert in_a.fingerprint != in_b.fingerprint
             report = await b.put(in_b, keys, payloads)
             assert report.outcomes == (PutOutcome.STORED,) * 3, "law 6: no dedup across namespaces"
-            rows = await gateway.opened.rooms.catalog._database.read(
-                lambda connection: [
-                    tuple(row)
-                    for row in connection.exec_driver_sql(
-                        "SELECT e.namespace_id, e.entry_key, c.chunk_id, c.blob_id FROM entry e JOIN chunk c "
-                        "ON c.blob_id = e.blob_id AND c.namespace_id = e.namespace_id"
-                    )
-                ]
+            rows = await gateway.rows(
+                "SELECT e.namespace_id, e.entry_key, c.chunk_id, c.blob_id FROM entry e JOIN chunk c "
+                "ON c.blob_id = e.blob_id AND c.namespace_id = e.namespace_id"
             )
             assert len(rows) == 6
             assert [len({row[column] for row in rows}) for column in range(4)] == [2, 6, 6, 6]
@@ -118,19 +117,17 @@ class IsolationContract:
         async with self.house(tmp_path) as gateway:
             await gateway.namespace("taken")
             transport = gateway.client()._transport
-            files = sorted(tmp_path.rglob("*"))
+            names = self.written(tmp_path)
             long = ["x" * 65, "x" * 4096, "\ud800"]
             for name in (*HOSTILE_NAMES, *long, "taken", ""):
                 with pytest.raises(RequestRefused, match=r"cannot be a|exists already|malformed|cannot be sent"):
                     await transport.ask(NamespaceCreateRequest(name), NamespaceInfo)
-            assert sorted(tmp_path.rglob("*")) == files, "F02: no file, not even a key, for a name that is refused"
+            assert self.written(tmp_path) == names, "F02: no file, not even a key, for a name that is refused"
             made = await transport.ask(NamespaceCreateRequest("a.b-c_9"), NamespaceInfo)
             assert made.name == "a.b-c_9"
-            new = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")} - {
-                str(path.relative_to(tmp_path)) for path in files
-            }
+            new = self.written(tmp_path) - names
             assert new
-            assert not [path for path in new if "a.b-c_9" in path], "and none is called by a name that is taken"
+            assert not [name for name in new if "a.b-c_9" in name], "and none is called by a name that is taken"
 
     @pytest.mark.parametrize("changed", FIELDS)
     @aio

@@ -6,10 +6,11 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
+from unittest import mock
 
 from msgspec.structs import replace as replace_fields
 
@@ -18,7 +19,7 @@ from kvgw.client import Client, ClientOptions
 from kvgw.embedded import EmbeddedTransport
 from kvgw.endpoint import Endpoint, TcpEndpoint, UnixEndpoint
 from kvgw.kvformat import KVFormat, LayerGroup
-from kvgw.maintenance.crew import Pace
+from kvgw.maintenance.crew import Crew, Pace
 from kvgw.model import NamespaceCreateRequest
 from kvgw.reports import GetReport, Registered
 from kvgw.runtime import Clock, SystemClock, SystemRng
@@ -31,7 +32,9 @@ from kvgw.transport import SocketTransport
 from kvgw.wiring import Opened, World, opened
 from tenancy import usage
 from tenancy.access import Caller, Permission, new_token
+from tenancy.catalog import Catalog
 from tenancy.model import Namespace
+from tenancy.sight import Sight
 from tests.support.manual_clock import ManualClock
 
 MIB = 1024 * 1024
@@ -116,6 +119,16 @@ class House:
         self._clients.append(client)
         return client
 
+    def now_ms(self) -> int:
+        """The catalog's time, which its rows are compared with."""
+        return self.opened.rooms.time.now_ms()
+
+    async def rows(self, statement: str) -> list[Any]:
+        """What a statement finds among the rows of the first tenant, on any database."""
+        return await self.opened.rooms.catalog._database.read(
+            lambda connection: [tuple(row) for row in connection.exec_driver_sql(statement)], self._sight
+        )
+
     async def wait(self, seconds: float) -> None:
         """Let time pass for a gateway on a manual clock, which says afterwards that it lives."""
         assert self.clock is not None
@@ -125,6 +138,10 @@ class House:
     @property
     def owner(self) -> Caller:
         return self.opened.authenticator.owner()
+
+    @property
+    def _sight(self) -> Sight:
+        return Sight(self.owner.tenant)
 
     async def namespace(self, name: str, **policy: Any) -> Namespace:
         """Make a namespace of the first tenant."""
@@ -161,7 +178,8 @@ class House:
                 lambda connection, scope=scope: (
                     usage.namespace_usage(connection, scope)[0],
                     usage.counted_rows(connection, scope),
-                )
+                ),
+                self._sight,
             )
             assert counters == rows, "law 4: counters = rows"
 
@@ -169,9 +187,7 @@ class House:
         """What somebody still holds; empty when nobody does."""
         now = self.opened.rooms.staging.statistics()
         connections = int(self.opened.rooms.metrics.registry.get_sample_value("kvgw_connections") or 0)
-        reservations = await self.opened.rooms.catalog._database.read(
-            lambda connection: connection.exec_driver_sql("SELECT count(*) FROM reservation").scalar()
-        )
+        ((reservations,),) = await self.rows("SELECT count(*) FROM reservation")
         found = {
             "window bytes": now.windows.used_bytes,
             "draft bytes": now.draft_bytes,
@@ -198,7 +214,25 @@ def world_of(clock: Clock | None = None) -> World:
 async def house(
     kind: Kind, folder: Path, *, clock: ManualClock | None = None, settings: Settings = SMALL, check: bool = True
 ) -> AsyncIterator[House]:
-    """Run a gateway on `folder`; at the end nothing may be held any more."""
+    """Run a gateway on `folder`; at the end nothing may be held any more.
+
+    `settings` choose catalog and tiers. On a manual clock a database server's own clock is left out, as on SQLite.
+    """
+    with _database_without_a_clock() if clock else nullcontext():
+        async with _house(kind, folder, clock, settings, check) as made:
+            yield made
+
+
+def _database_without_a_clock() -> AbstractContextManager[object]:
+    async def none(self: Catalog) -> None: ...
+
+    return mock.patch.object(Catalog, "database_now_ms", none)
+
+
+@asynccontextmanager
+async def _house(
+    kind: Kind, folder: Path, clock: ManualClock | None, settings: Settings, check: bool
+) -> AsyncIterator[House]:
     if kind == "embedded":
         async with (
             opened(settings, folder, world=world_of(clock)) as gateway,
@@ -246,6 +280,13 @@ async def _clients_of(made: House, check: bool) -> AsyncIterator[House]:
 
 def _token_of(gateway: Opened) -> str:
     return gateway.first_token or ""
+
+
+async def take_up_backlog(crew: Crew) -> None:
+    """Do at once what the gateway's verbs left to do, into every tier."""
+    await crew._hand_out()
+    await crew._drain()
+    await crew._collect_dead()
 
 
 async def until(reached: Callable[[], bool], within_s: float = 10.0) -> None:

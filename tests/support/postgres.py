@@ -5,24 +5,33 @@
 
 PostgreSQL refuses to run as root, so there it runs as the user ``postgres`` or ``nobody``, from a copy of its
 installation where the original cannot be reached by that user.
+
+`GivenPostgres` is another server that runs already, for instance the one of docker-compose.yml:
+KVGW_TEST_POSTGRES_URL=postgresql://superuser:password@host:port/database. Tests make databases and the roles
+kvgw_test_app and kvgw_test_owner there; the databases are dropped at the end.
 """
 
 from __future__ import annotations
 
 import os
 import pwd
+import secrets
 import shutil
 import signal
 import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Self
 
+import pytest
+from sqlalchemy import make_url
+
+VARIABLE = "KVGW_TEST_POSTGRES_URL"
 START_SECONDS = 20.0
 STOP_SECONDS = 20.0
 OWNER = "postgres"
@@ -49,6 +58,7 @@ class Postgres:
         self._binaries = self._reachable(found)
         self._fsync = fsync
         self._process: subprocess.Popen[bytes] | None = None
+        self.host = "127.0.0.1"
         self.port = 0
 
     @property
@@ -56,7 +66,15 @@ class Postgres:
         return self._folder / "data"
 
     def url(self, database: str, user: str = OWNER) -> str:
-        return f"postgresql://{user}@127.0.0.1:{self.port}/{database}"
+        return f"postgresql://{user}@{self.host}:{self.port}/{database}"
+
+    def database(self, purpose: str) -> str:
+        """A database's name for a purpose; not made yet."""
+        return purpose
+
+    def create_role(self, name: str) -> None:
+        """A role that may log in and nothing else."""
+        self.sql(f"CREATE ROLE {name} LOGIN")
 
     def start(self) -> Self:
         """Start, and return when connections are accepted."""
@@ -175,6 +193,69 @@ class Postgres:
             return found / "bin"
         shutil.copytree(found, self._folder / "install", symlinks=True)
         return self._folder / "install" / "bin"
+
+
+class GivenPostgres(Postgres):
+    """A server that runs already. Opening makes names of this process's own; closing drops its databases.
+
+    Its one password, the superuser's, is the test roles' too, and travels in $PGPASSWORD: URLs of catalogs hold none.
+    """
+
+    def __init__(self, url: str) -> None:
+        given = make_url(url)
+        if not given.host or not given.username:
+            raise ValueError(f"{VARIABLE} must be postgresql://superuser:password@host:port/database")
+        self.host = given.host
+        self.port = given.port or 5432
+        self._superuser = given.username
+        self._password = given.password or ""
+        self._first = given.database or "postgres"
+        self._prefix = f"kvgw_test_{secrets.token_hex(4)}_"
+        self._environment = pytest.MonkeyPatch()
+
+    @property
+    def data(self) -> Path:
+        pytest.skip("this needs a PostgreSQL of the tests' own, whose files it changes")
+
+    def url(self, database: str, user: str = OWNER) -> str:
+        return super().url(database, self._superuser if user == OWNER else user)
+
+    def database(self, purpose: str) -> str:
+        return self._prefix + purpose
+
+    def create_role(self, name: str) -> None:
+        password = f" PASSWORD '{self._password}'" if self._password else ""
+        # Another process of the same run may be making it.
+        self.sql(
+            f"DO $$ BEGIN CREATE ROLE {name} LOGIN{password}; "
+            "EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL; END $$"
+        )
+
+    def sql(self, statement: str, database: str = "", user: str = OWNER) -> str:
+        return super().sql(statement, database or self._first, user)
+
+    def start(self) -> Self:
+        self._environment.setenv("PGPASSWORD", self._password)
+        self.sql("SELECT 1")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        names = self.sql(f"SELECT datname FROM pg_database WHERE starts_with(datname, '{self._prefix}')")
+        for name in names.splitlines():
+            self.sql(f'DROP DATABASE "{name}" WITH (FORCE)')
+        self._environment.undo()
+
+    def _run(self, program: str, *arguments: str) -> str:
+        found = installation()
+        path = str(found / "bin" / program) if found else program
+        done = subprocess.run([path, *arguments], check=False, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, f"{program}: {done.stderr}"
+        return done.stdout
+
+
+def given_postgres(environment: Mapping[str, str] = os.environ) -> GivenPostgres | None:
+    """The server that the variable names, if it does. Raises `ValueError` if it is not a whole URL."""
+    return GivenPostgres(environment[VARIABLE]) if environment.get(VARIABLE) else None
 
 
 def _unprivileged() -> pwd.struct_passwd | None:

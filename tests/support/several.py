@@ -35,7 +35,7 @@ from tests.support.seaweed import S3Server
 
 _NUMBERS = itertools.count()
 
-STILL = Pace(outbox=1e6, sweep=1e6, evict=1e6, orphans=1e6, heartbeat=1e6, reach=1e6)
+STILL = Pace(outbox=1e6, sweep=1e6, evict=1e6, orphans=1e6, heartbeat=1e6, reach=1e6, usage=1e6, audit=1e6)
 """For gateways whose jobs the test runs itself. On the machine's clock they still take up their backlog at once."""
 
 
@@ -46,7 +46,10 @@ class Footing:
     server: Postgres
     s3: S3Server
     folder: Path
-    database: str = field(default_factory=lambda: f"gateways_{os.getpid()}_{next(_NUMBERS)}")
+    database: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.database = self.server.database(f"gateways_{os.getpid()}_{next(_NUMBERS)}")
 
     def prepare(self) -> None:
         self.server.sql(f'CREATE DATABASE "{self.database}" TEMPLATE "{migrated_template(self.server)}"')
@@ -57,7 +60,9 @@ class Footing:
 
     def url(self, *, port: int | None = None, user: str = APP_ROLE) -> str:
         """The catalog's URL, through a proxy at `port` if one is given."""
-        return f"postgresql://{user}@127.0.0.1:{port or self.server.port}/{self.database}"
+        if port is None:
+            return self.server.url(self.database, user)
+        return f"postgresql://{user}@127.0.0.1:{port}/{self.database}"
 
     def settings(self, *, port: int | None = None, **sections: Any) -> Settings:
         """Small and quick, but as in production: PostgreSQL, S3, keys in S3, durability nvme."""
@@ -71,7 +76,8 @@ class Footing:
                 prefix=f"{self.database}/",
                 endpoint=self.s3.endpoint,
                 region=self.s3.region,
-                addressing="path",
+                addressing=self.s3.addressing,
+                checksums=self.s3.checksums,
                 access_key_id=self.s3.access_key,
                 secret_access_key_file=str(self.folder / "secret"),
             ),

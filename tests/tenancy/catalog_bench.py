@@ -20,8 +20,9 @@ from tenancy.catalog import Catalog
 from tenancy.formats import FormatDescription
 from tenancy.model import Node, Scope, Usage
 from tenancy.placements import DueWrite
+from tenancy.policy import Policy
 from tenancy.putting import Committed, Reserved
-from tenancy.registry import KeyRow, Policy
+from tenancy.registry import KeyRow
 from tenancy.schema import TENANT_SCOPE, chunk, entry, owned, placement, quota
 from tenancy.usage import counted_rows
 from tests.tenancy.statement_lint import linted_statements
@@ -119,7 +120,9 @@ class Bench:
         catalog = backend.catalog(HERE)
         await catalog.create_tenant(tenant, "tenant", NOW)
         for scope, called in ((bench.scope, "one"), (bench.other, "two")):
-            await catalog.create_namespace(scope, called, Policy(**limits), [KeyRow("data", 1, b"k")], NOW)
+            await catalog.create_namespace(
+                scope, called, Policy(**limits), [KeyRow("data", epoch, b"k") for epoch in (1, 2)], NOW
+            )
             row = await catalog.register_format(scope, description(), NOW)
             assert row is not None
             assert row.format_id == 1

@@ -14,7 +14,7 @@ import pytest
 
 from tenancy.errors import NamespaceUnknown, ReservationExpired
 from tenancy.placements import DueWrite
-from tenancy.registry import Policy
+from tenancy.policy import Policy
 from tenancy.schema import entry, entry_label, namespace, owned, placement, quota
 from tenancy.sweep import DoomedPlacement
 from tests.support.aio import aio
@@ -413,7 +413,7 @@ class CatalogContract(BenchSuite):
             "hits": lambda: catalog.record_hits(bench.scope, [(1, key, 1, NOW) for key in names]),
             "claim": lambda: catalog.claim_due(bench.scope, "s3", NOW + 1000, NOW, count),
             "outstanding": lambda: catalog.outstanding(bench.scope, blobs),
-            "postpone": lambda: catalog.postpone_writes(bench.scope, [(one, NOW) for one in due], NOW),
+            "postpone": lambda: catalog.postpone_writes(bench.scope, [(one, NOW) for one in due]),
             "claim again": lambda: catalog.claim_due(bench.scope, "s3", NOW + 1000, NOW, count),
             "finish": lambda: catalog.finish_writes(bench.scope, due, NOW),
             "evict": lambda: catalog.evict_nvme(bench.scope, blobs, NOW),

@@ -182,7 +182,7 @@ class CatalogEndings(BenchSuite):
             taken_over = await bench.claim("s3", node=AFTER_RESTART)
             assert len(taken_over) == 2
             assert await bench.catalog.finish_writes(bench.scope, due, bench.now) == {one.blob_id for one in due}
-            await bench.catalog.postpone_writes(bench.scope, [(one, bench.now) for one in due], bench.now)
+            await bench.catalog.postpone_writes(bench.scope, [(one, bench.now) for one in due])
             assert await bench.catalog.drop_writes(bench.scope, due, bench.now) == []
             assert await bench.claim("s3") == [], "who lost the claim can neither finish, postpone nor drop it"
             assert await bench.on(AFTER_RESTART).finish_writes(bench.scope, taken_over, bench.now) == set()
@@ -212,7 +212,7 @@ class CatalogEndings(BenchSuite):
         async with self.bench() as bench:
             await bench.put("a", "b")
             first, second = await bench.claim("s3")
-            await bench.catalog.postpone_writes(bench.scope, [(first, NOW + 500), (second, NOW + 700)], NOW)
+            await bench.catalog.postpone_writes(bench.scope, [(first, NOW + 500), (second, NOW + 700)])
             assert await bench.catalog.outbox_length(bench.scope) == {
                 "s3": (2, 2 * SEALED, NOW),
             }
@@ -300,13 +300,13 @@ class CatalogEndings(BenchSuite):
             await bench.put("old-1", "old-2", "old-3")
             bench.now += 1
             await bench.put("new")
-            order = [one.blob_id for one in await bench.catalog.eviction_candidates(bench.scope, 10)]
+            order = [one.blob_id for one in await bench.catalog.eviction_candidates(bench.scope, bench.now, 10)]
             depth = {found.blob_id: key for key, found in (await bench.see("old-1", "old-2", "old-3", "new")).items()}
             assert [depth[blob] for blob in order] == ["old-3", "old-2", "old-1", "new"]
             await bench.catalog.record_hits(bench.scope, [(1, name("old-2"), 3, bench.now + 5)])
-            order = [one.blob_id for one in await bench.catalog.eviction_candidates(bench.scope, 10)]
+            order = [one.blob_id for one in await bench.catalog.eviction_candidates(bench.scope, bench.now, 10)]
             assert [depth[blob] for blob in order] == ["old-3", "old-1", "new", "old-2"]
-            assert len(await bench.catalog.eviction_candidates(bench.scope, 2)) == 2
+            assert len(await bench.catalog.eviction_candidates(bench.scope, bench.now, 2)) == 2
 
     @aio
     async def test_a_chunk_is_as_dear_as_its_dearest_entry(self) -> None:
@@ -316,7 +316,7 @@ class CatalogEndings(BenchSuite):
             await bench.put("b")
             bench.now += 1
             await bench.put("c", contents=["same"])
-            order = [one.blob_id for one in await bench.catalog.eviction_candidates(bench.scope, 10)]
+            order = [one.blob_id for one in await bench.catalog.eviction_candidates(bench.scope, bench.now, 10)]
             assert len(order) == 2
             assert order[-1] == shared.blobs["a"]
 

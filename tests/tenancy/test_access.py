@@ -20,7 +20,7 @@ from tenancy.access import NAME, Caller, Permission, Token, new_token, parse_tok
 from tenancy.catalog import Catalog
 from tenancy.engine import SqliteDatabase, sqlite_engine
 from tenancy.errors import AccessDenied, RegistryRefused
-from tenancy.registry import Policy
+from tenancy.policy import Policy
 from tenancy.timekeeping import CatalogTime
 from tests.support.aio import aio
 from tests.support.manual_clock import ManualClock

@@ -17,7 +17,10 @@ from tests.support.catalogs import APP_ROLE, migrated_template
 from tests.support.postgres import Postgres
 from tests.tenancy.catalog_bench import Backend
 from tests.tenancy.catalog_contract import CatalogContract
+from tests.tenancy.catalog_counts import CatalogCounts
 from tests.tenancy.catalog_endings import CatalogEndings
+from tests.tenancy.catalog_nodes import CatalogNodes
+from tests.tenancy.catalog_room import CatalogRoom
 
 _NUMBERS = itertools.count()
 
@@ -54,7 +57,7 @@ class OnPostgres:
     @pytest.fixture(autouse=True)
     def _a_database(self, postgres: Postgres) -> None:
         self.server = postgres
-        self.database = f"catalog_{next(_NUMBERS)}"
+        self.database = postgres.database(f"catalog_{next(_NUMBERS)}")
         postgres.sql(f'CREATE DATABASE "{self.database}" TEMPLATE "{migrated_template(postgres)}"')
 
     def backend(self) -> AbstractAsyncContextManager[Backend]:
@@ -68,4 +71,19 @@ class TestCatalogOnPostgres(OnPostgres, CatalogContract):
 
 @pytest.mark.postgres
 class TestCatalogEndingsOnPostgres(OnPostgres, CatalogEndings):
+    pass
+
+
+@pytest.mark.postgres
+class TestCatalogNodesOnPostgres(OnPostgres, CatalogNodes):
+    pass
+
+
+@pytest.mark.postgres
+class TestCatalogRoomOnPostgres(OnPostgres, CatalogRoom):
+    pass
+
+
+@pytest.mark.postgres
+class TestCatalogCountsOnPostgres(OnPostgres, CatalogCounts):
     pass

@@ -18,7 +18,10 @@ from tenancy.engine import SqliteDatabase, sqlite_engine
 from tenancy.model import Node
 from tests.tenancy.catalog_bench import Backend
 from tests.tenancy.catalog_contract import CatalogContract
+from tests.tenancy.catalog_counts import CatalogCounts
 from tests.tenancy.catalog_endings import CatalogEndings
+from tests.tenancy.catalog_nodes import CatalogNodes
+from tests.tenancy.catalog_room import CatalogRoom
 
 
 class SqliteBackend:
@@ -75,4 +78,16 @@ class TestCatalogOnSqlite(OnSqlite, CatalogContract):
 
 
 class TestCatalogEndingsOnSqlite(OnSqlite, CatalogEndings):
+    pass
+
+
+class TestCatalogNodesOnSqlite(OnSqlite, CatalogNodes):
+    pass
+
+
+class TestCatalogRoomOnSqlite(OnSqlite, CatalogRoom):
+    pass
+
+
+class TestCatalogCountsOnSqlite(OnSqlite, CatalogCounts):
     pass

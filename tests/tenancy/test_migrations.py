@@ -20,7 +20,8 @@ from kvgw.runtime import ThreadWorkers
 from tenancy import migrate, registry
 from tenancy.engine import SqliteDatabase, sqlite_engine
 from tenancy.errors import CatalogTooNew, CatalogUnavailable
-from tenancy.registry import KeyRow, Policy
+from tenancy.policy import Policy
+from tenancy.registry import KeyRow
 from tenancy.schema import metadata
 from tests.support.aio import aio
 from tests.tenancy.catalog_bench import NOW
@@ -49,6 +50,13 @@ def snapshot(engine: Engine) -> list[tuple[Any, ...]]:
         return [*made, *rows]
 
 
+def other_default(*given: Any) -> bool:
+    """Whether two defaults differ. Alembic's own comparison takes the empty text, and true and 1, for differences."""
+    _, _, _, there, _, declared = given
+    one, other = (None if text is None else text.strip("()'").replace("true", "1") for text in (there, declared))
+    return one != other
+
+
 def fill(engine: Engine) -> None:
     with engine.begin() as connection:
         registry.create_tenant(connection, SCOPE.tenant, "t", NOW)
@@ -58,7 +66,9 @@ def fill(engine: Engine) -> None:
 def test_up_from_empty_equals_the_metadata(engine: Engine) -> None:
     with engine.begin() as connection:
         migrate.upgrade(connection)
-        context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
+        context = MigrationContext.configure(
+            connection, opts={"compare_type": True, "compare_server_default": other_default}
+        )
         assert compare_metadata(context, metadata) == []
         catalog = inspect(connection)
         for table in metadata.tables.values():

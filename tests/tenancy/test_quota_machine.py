@@ -21,7 +21,8 @@ from tenancy.births import Batch, NewChunk
 from tenancy.engine import sqlite_engine
 from tenancy.errors import ReservationExpired
 from tenancy.model import Scope
-from tenancy.registry import KeyRow, Policy
+from tenancy.policy import Policy
+from tenancy.registry import KeyRow
 from tenancy.schema import TENANT_SCOPE, metadata
 from tenancy.schema import quota as quota_table
 from tests.tenancy.catalog_bench import BOTH, HERE, NOW, PLAIN, SEALED, description, name
@@ -266,7 +267,7 @@ class QuotaMachine(RuleBasedStateMachine):
                 assert placements.finish_writes(connection, SCOPES[space], HERE, due, self.now) == set()
                 model.s3.update({one.blob_id: "ok" for one in due})
             else:
-                placements.postpone_writes(connection, SCOPES[space], HERE, [(one, 0) for one in due], self.now)
+                placements.postpone_writes(connection, SCOPES[space], HERE, [(one, 0) for one in due])
 
     @rule(space=which)
     def collect(self, space: int) -> None:

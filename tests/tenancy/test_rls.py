@@ -16,10 +16,12 @@ from sqlalchemy.exc import IntegrityError
 
 from tenancy.errors import CatalogUnavailable
 from tenancy.model import Scope
+from tenancy.policy import Policy
 from tenancy.postgres import PostgresDatabase, parse_url
-from tenancy.registry import KeyRow, Policy, TokenRow
+from tenancy.registry import KeyRow
 from tenancy.schema import metadata
 from tenancy.sight import NO_TENANT, Sight
+from tenancy.tokens import TokenRow
 from tests.support.aio import aio
 from tests.support.catalogs import APP_ROLE, OWNER_ROLE
 from tests.tenancy.catalog_bench import ELSEWHERE, HERE, NOW, Bench
@@ -31,6 +33,20 @@ pytestmark = [pytest.mark.postgres, pytest.mark.timeout(120)]
 OURS, THEIRS = UUID(int=0xA), UUID(int=0xB)
 TENANTS_OWN = sorted(table.name for table in metadata.tables.values() if "tenant_id" in table.c)
 PROTECTED = sorted(set(TENANTS_OWN) - {"tenant"})
+COPIED = (
+    "kv_format",
+    "chunk",
+    "entry",
+    "entry_label",
+    "placement",
+    "tombstone",
+    "reservation",
+    "usage_hour",
+    "deletion_job",
+    "deletion_blob",
+)
+ADDED_ONLY = {"audit_record"}
+"""Of these a gateway's role changes no row at all."""
 RACE_SECONDS = 60.0
 
 
@@ -54,7 +70,7 @@ async def fill(backend: Any) -> Bench:
 
     def copy(connection: Connection) -> None:
         """What the other tenant has is a copy of ours."""
-        for name in ("kv_format", "chunk", "entry", "entry_label", "placement", "tombstone", "reservation"):
+        for name in COPIED:
             columns = [column.name for column in metadata.tables[name].c]
             chosen = [
                 f"'{THEIRS}'"
@@ -72,6 +88,14 @@ async def fill(backend: Any) -> Bench:
             )
 
     await catalog.reserve(bench.batch(["c"]), b"r" * 16, NOW + 1000, NOW)
+    for statement in (
+        f"INSERT INTO usage_hour VALUES ('{OURS}', '{ours}', 0, 'lookups', 1)",
+        "INSERT INTO deletion_job (tenant_id, namespace_id, job_id, kind, selector, state, requested_by, requested_ms, "
+        f"entries, chunks, bytes, retained, note) VALUES ('{OURS}', '{ours}', 'job', 'keys', '', 'done', 'owner', 1, "
+        "0, 0, 0, 0, '')",
+        f"INSERT INTO deletion_blob VALUES ('{OURS}', '{ours}', 'job', 'blob')",
+    ):
+        await bench.backend.transact(runs(statement))
     await bench.backend.transact(copy)
     return bench
 
@@ -171,6 +195,11 @@ class TestRowLevelSecurity(OnPostgres):
                 taking = f"UPDATE {name} SET tenant_id = '{OURS}'"
                 giving = f"UPDATE {name} SET tenant_id = '{THEIRS}' WHERE tenant_id = '{OURS}'"
                 theirs = f"UPDATE {name} SET tenant_id = tenant_id WHERE tenant_id = '{THEIRS}'"
+                if name in ADDED_ONLY:
+                    for change in (taking, giving, theirs, f"DELETE FROM {name}", f"TRUNCATE {name}"):
+                        with pytest.raises(CatalogUnavailable, match="permission denied"):
+                            await database.write(runs(change), Sight(OURS))
+                    continue
                 assert await database.write(counts(theirs), Sight(OURS)) == 0
                 assert (
                     await database.write(counts(f"DELETE FROM {name} WHERE tenant_id = '{THEIRS}'"), Sight(OURS)) == 0
@@ -219,7 +248,12 @@ class TestRowLevelSecurity(OnPostgres):
         ).splitlines()
         granted = dict(row.split("|") for row in rows)
         assert granted.pop("alembic_version") == "SELECT"
-        assert granted == dict.fromkeys(metadata.tables, "DELETE INSERT SELECT UPDATE")
+        append_only = {
+            "audit_record": "INSERT SELECT",
+            "audit_checkpoint": "INSERT SELECT",
+            "audit_head": "SELECT UPDATE",
+        }
+        assert granted == dict.fromkeys(metadata.tables, "DELETE INSERT SELECT UPDATE") | append_only
 
 
 def tenants_in(name: str) -> Callable[[Connection], list[UUID]]:

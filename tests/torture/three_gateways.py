@@ -145,7 +145,7 @@ class Worker:
             keys,
             [content_of(key) for key in keys],
             durability=durability,
-            ttl_s=SHORT_TTL_S if short else None,
+            ttl=SHORT_TTL_S if short else None,
         )
         self._ledger.counts["puts"] += 1
         if report.outcome is Outcome.OUTAGE:

@@ -112,7 +112,7 @@ class KVReuse:
         *,
         salt: bytes = b"",
         labels: Sequence[Label] = (),
-        ttl_s: float | None = None,
+        ttl: float | None = None,
         durability: Durability | None = None,
     ) -> Stored:
         """Store the whole chunks of `input_ids` that `cache` covers; only what the gateway lacks travels.
@@ -134,7 +134,7 @@ class KVReuse:
                 windows,
                 parent=keys[start - 1] if start else None,
                 depth=start,
-                ttl_s=ttl_s,
+                ttl=ttl,
                 durability=durability,
                 labels=labels,
             )

@@ -1,0 +1,173 @@
+"""Rate limits: how often, how much and how much at once a namespace and its tenant may ask of this gateway.
+
+Requests are counted before they are served, by the generic cell rate algorithm; bytes after they moved, since nobody
+knows before: who is in debt waits until it is paid. Several gateways each grant their part of the limit. This is about
+load, not about safety: if it fails it lets requests pass, whereas quota, which is in the catalog, refuses them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Final
+from uuid import UUID
+
+from kvgw.errors import Code, Outage
+from kvgw.gateway.meter import Meter
+from kvgw.metrics import Metrics
+from kvgw.runtime import Clock
+from tenancy.model import Namespace
+
+log = logging.getLogger("kvgw.gateway")
+
+BURST_SECONDS: Final = 1.0
+"""What a second allows may come at once."""
+REMEMBERED_MAX: Final = 65_536
+CROWD_RETRY_SECONDS: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What somebody may ask for; 0 is no limit."""
+
+    requests_per_second: int = 0
+    bytes_per_second: int = 0
+    concurrent_requests: int = 0
+
+
+@dataclass(slots=True)
+class Cell:
+    """A flow of `rate` units a second, of which those of `BURST_SECONDS` may come at once."""
+
+    rate: float
+    due: float = 0.0
+    """When all that was taken would have come at an even pace."""
+
+    def wait(self, now: float, burst: float) -> float:
+        """Seconds until one more unit may come; 0 when it may now. `burst` units may come at once."""
+        return max(0.0, self.due - now - (burst - 1.0) / self.rate)
+
+    def take(self, now: float, units: float) -> None:
+        """Count units that come."""
+        self.due = max(self.due, now) + units / self.rate
+
+
+@dataclass(slots=True)
+class _Account:
+    """One namespace's, or one tenant's."""
+
+    allowance: Allowance
+    requests: Cell | None
+    bytes: Cell | None
+    inside: int = 0
+
+
+@dataclass(slots=True)
+class Admission:
+    """A request that was let in; says how many bytes it moved."""
+
+    moved_bytes: int = field(default=0)
+
+
+class Limiter:
+    """Counts what each namespace and tenant asks for. One event loop; no await."""
+
+    def __init__(self, clock: Clock, metrics: Metrics, tenant: Allowance, meter: Meter | None = None) -> None:
+        """`tenant`: what each tenant may ask for, all of its namespaces together. `meter` counts what is refused."""
+        self._clock = clock
+        self._metrics = metrics
+        self._meter = meter
+        self._tenant = tenant
+        self._accounts: OrderedDict[UUID, _Account] = OrderedDict()
+        self._told = False
+        self.gateways = 1
+        """How many gateways share the limits."""
+
+    @contextmanager
+    def admitted(self, namespace: Namespace) -> Iterator[Admission]:
+        """Let one request in, or raise `Outage` (busy) with the time after which to come again."""
+        accounts = self._open(namespace)
+        admission = Admission()
+        try:
+            yield admission
+        finally:
+            now = self._clock.monotonic()
+            for account in accounts:
+                account.inside -= 1
+                if account.bytes is not None and admission.moved_bytes:
+                    account.bytes.take(now, admission.moved_bytes)
+
+    def _open(self, namespace: Namespace) -> list[_Account]:
+        try:
+            accounts = self._accounts_of(namespace)
+            now = self._clock.monotonic()
+            refusal = next((why for account in accounts if (why := _refusal(account, now))), None)
+        except Exception:  # a bug here must not be an outage: the limiter fails open
+            if not self._told:
+                self._told = True
+                log.exception("the rate limiter failed; requests pass without it")
+            return []
+        if refusal is not None:
+            self._metrics.limited.labels(refusal.what).inc()
+            if self._meter is not None:
+                self._meter.limited(namespace.scope)
+            raise Outage(refusal.sentence, Code.BUSY, retry_after_s=refusal.wait_s)
+        for account in accounts:
+            account.inside += 1
+            if account.requests is not None:
+                account.requests.take(now, 1)
+        return accounts
+
+    def _accounts_of(self, namespace: Namespace) -> list[_Account]:
+        own = Allowance(namespace.requests_per_second, namespace.bytes_per_second, namespace.concurrent_requests)
+        wanted = ((namespace.scope.namespace, own), (namespace.scope.tenant, self._tenant))
+        return [self._account(who, allowance) for who, allowance in wanted if allowance != Allowance()]
+
+    def _account(self, who: UUID, allowance: Allowance) -> _Account:
+        known = self._accounts.get(who)
+        if known is None:
+            known = self._accounts[who] = _Account(allowance, None, None)
+            while len(self._accounts) > REMEMBERED_MAX:
+                self._accounts.popitem(last=False)
+        self._accounts.move_to_end(who)
+        known.allowance = allowance
+        known.requests = _paced(known.requests, allowance.requests_per_second / self.gateways)
+        known.bytes = _paced(known.bytes, allowance.bytes_per_second / self.gateways)
+        return known
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    what: str
+    sentence: str
+    wait_s: float
+
+
+def _paced(cell: Cell | None, rate: float) -> Cell | None:
+    if not rate:
+        return None
+    if cell is None:
+        return Cell(rate)
+    cell.rate = rate
+    return cell
+
+
+def _refusal(account: _Account, now: float) -> _Refusal | None:
+    allowance = account.allowance
+    if allowance.concurrent_requests and account.inside >= allowance.concurrent_requests:
+        return _Refusal(
+            "concurrency",
+            f"{account.inside} requests are being served, and no more may be at once; come again in a moment",
+            CROWD_RETRY_SECONDS,
+        )
+    for cell, what, limit in (
+        (account.requests, "requests", allowance.requests_per_second),
+        (account.bytes, "bytes", allowance.bytes_per_second),
+    ):
+        wait = 0.0 if cell is None else cell.wait(now, max(1.0, cell.rate * BURST_SECONDS))
+        if wait > 0:
+            return _Refusal(what, f"the limit of {limit} {what} a second is reached; retry in {wait:.2f} s", wait)
+    return None

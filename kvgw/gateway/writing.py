@@ -1,0 +1,200 @@
+"""The middle of a PUT: client → window → sealed resident → tiers. Bytes before pointer (law 1).
+
+A group of chunks is received while the group before it is hashed and sealed in a worker thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Final
+
+from kvgw.errors import Code, Outage
+from kvgw.gateway.directory import Place
+from kvgw.gateway.outbox import is_short
+from kvgw.gateway.payloads import PayloadSource, groups
+from kvgw.gateway.rooms import Rooms
+from kvgw.model import Durability
+from kvgw.runtime import first_cause
+from storage.access import Draft, Window
+from storage.errors import StorageError
+from storage.tier import blob_name
+from tenancy.births import Batch, NewChunk
+from tenancy.model import FormatRow
+from tenancy.sealing import SEG_LOG2_DEFAULT, BlobAddress, Sealed, seal
+from tenancy.secret import SecretBytes
+
+PIPELINE_DEPTH: Final = 2
+"""Groups of one PUT in windows at once: one being received, one being sealed."""
+
+BLOB_ID_BYTES: Final = 16
+SALT_BYTES: Final = 32
+
+
+@dataclass(slots=True)
+class _Birth:
+    """One chunk on its way into the catalog."""
+
+    index: int
+    blob_id: bytes
+    name: str
+    salt: bytes
+    plain: slice
+    """Where its plaintext lies in the group's window."""
+
+
+@dataclass(slots=True)
+class GroupWriter:
+    """Takes in the chunks of one PUT, group by group."""
+
+    rooms: Rooms
+    place: Place
+    kv_format: FormatRow
+    batch: Batch
+    deadline: float
+    chunks: list[NewChunk] = field(default_factory=list)
+    """Sealed, and written as their durability asks; in the order of the batch once all are."""
+    attempted: list[str] = field(default_factory=list)
+    """Names under which bytes may be somewhere, in staging or a tier."""
+
+    async def receive_all(self, wanted: Sequence[int], source: PayloadSource) -> None:
+        """Raises the rooms' errors, `Outage` at the deadline, and whatever the source raises."""
+        room = asyncio.Semaphore(PIPELINE_DEPTH)
+        length = self.kv_format.chunk_bytes
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for group in groups(wanted, length, self.rooms.staging.window_limit):
+                    await room.acquire()
+                    async with AsyncExitStack() as stack:
+                        stack.callback(room.release)
+                        window = await stack.enter_async_context(
+                            self.rooms.staging.window(self.place.scope.tenant, length * len(group), self._remaining())
+                        )
+                        await self._receive(group, window, source)
+                        tasks.create_task(self._store(group, window, stack.pop_all()))
+        except BaseExceptionGroup as group_error:
+            raise first_cause(group_error) from group_error
+        self.chunks.sort(key=lambda new: new.index)
+
+    async def _receive(self, group: Sequence[int], window: Window, source: PayloadSource) -> None:
+        length = self.kv_format.chunk_bytes
+        pieces = [(index, window.view[at * length : (at + 1) * length]) for at, index in enumerate(group)]
+        await source.receive(pieces)
+        for _, piece in pieces:
+            piece.release()  # nothing writes to the window from now on
+
+    async def _store(self, group: Sequence[int], window: Window, stack: AsyncExitStack) -> None:
+        """Seal a group into as many drafts at once as there is room for; the window ends with the last of them."""
+        async with stack:
+            births = self._births(group)
+            while births:
+                async with self.rooms.staging.drafts(
+                    self.place.scope.tenant, [one.name for one in births], self.batch.sealed_length, self._remaining()
+                ) as drafts:
+                    run, births = births[: len(drafts)], births[len(drafts) :]
+                    address = self._address()
+                    sealed = await self._seal(address, run, window, drafts, last=not births)
+                    if not births:
+                        await stack.aclose()
+                    written = await self._write_through(run, drafts)
+                    on_disk = "nvme" in written and is_short(self.rooms.staging)
+                    for one, draft, result in zip(run, drafts, sealed, strict=True):
+                        self.chunks.append(_new_chunk(one, address, result, written))
+                        draft.publish(dirty=len(written) < len(self.batch.tiers) and not on_disk)
+
+    def _births(self, group: Sequence[int]) -> list[_Birth]:
+        each = BLOB_ID_BYTES + SALT_BYTES
+        chance = self.rooms.rng.token(each * len(group))  # each call asks the operating system
+        return [self._birth(index, at, chance[at * each : (at + 1) * each]) for at, index in enumerate(group)]
+
+    def _birth(self, index: int, at: int, chance: bytes) -> _Birth:
+        blob_id, length = chance[:BLOB_ID_BYTES], self.kv_format.chunk_bytes
+        return _Birth(
+            index=index,
+            blob_id=blob_id,
+            name=blob_name(self.place.scope.namespace, blob_id),
+            salt=chance[BLOB_ID_BYTES:],
+            plain=slice(at * length, (at + 1) * length),
+        )
+
+    def _address(self) -> BlobAddress:
+        return BlobAddress(
+            tenant=self.place.scope.tenant,
+            namespace=self.place.scope.namespace,
+            epoch=self.place.namespace.epoch,
+            length=self.kv_format.chunk_bytes,
+            created_ms=self.rooms.time.now_ms(),
+            fingerprint=self.kv_format.fingerprint,
+        )
+
+    async def _seal(
+        self, address: BlobAddress, run: Sequence[_Birth], window: Window, drafts: Sequence[Draft], *, last: bool
+    ) -> list[Sealed]:
+        keys = self.place.keys
+        data_key = keys.data_key(address.epoch)
+        window.freeze()
+        return await self.rooms.workers.run(
+            lambda: _seal_all(data_key, keys.names.chunk_id, address, run, window, drafts, last=last)
+        )
+
+    async def _write_through(self, run: Sequence[_Birth], drafts: Sequence[Draft]) -> frozenset[str]:
+        """Write to the tier that the asked durability needs; the others are due."""
+        self.attempted += [one.name for one in run]
+        needed = self.batch.durability
+        if needed == Durability.STAGED:
+            return frozenset()
+        try:
+            async with asyncio.timeout(self._remaining()), asyncio.TaskGroup() as tasks:
+                for one, draft in zip(run, drafts, strict=True):
+                    tasks.create_task(self._put(needed, one.name, draft.view.toreadonly()))
+        except TimeoutError:
+            raise Outage(f"the {needed} tier did not take the chunk before the deadline", Code.DEADLINE) from None
+        return frozenset({needed})
+
+    async def _put(self, tier: str, name: str, sealed: memoryview) -> None:
+        try:
+            await self.rooms.tiers[tier].put(name, sealed)
+        except StorageError:
+            self.rooms.metrics.tier_failures.labels(tier, "put").inc()
+            raise
+
+    def _remaining(self) -> float:
+        return max(0.0, self.deadline - self.rooms.clock.monotonic())
+
+
+def _seal_all(
+    data_key: SecretBytes,
+    chunk_id_key: SecretBytes,
+    address: BlobAddress,
+    run: Sequence[_Birth],
+    window: Window,
+    drafts: Sequence[Draft],
+    *,
+    last: bool,
+) -> list[Sealed]:
+    """In a worker thread: seal each chunk of a run into its draft. After the last one the window is zeroed here."""
+    sealed = [
+        seal(data_key, chunk_id_key, address, one.salt, window.view[one.plain], draft.view)
+        for one, draft in zip(run, drafts, strict=True)
+    ]
+    if last:
+        window.wipe()
+    return sealed
+
+
+def _new_chunk(one: _Birth, address: BlobAddress, sealed: Sealed, written: frozenset[str]) -> NewChunk:
+    return NewChunk(
+        index=one.index,
+        blob_id=one.blob_id,
+        chunk_id=sealed.chunk_id,
+        salt=one.salt,
+        tag_root=sealed.tag_root,
+        epoch=address.epoch,
+        seg_log2=SEG_LOG2_DEFAULT,
+        length=address.length,
+        created_ms=address.created_ms,
+        written=written,
+        object_name=one.name,
+    )

@@ -1,0 +1,113 @@
+"""Small chunks are read and stored in groups; each of them is still a hit or a miss of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from msgspec.structs import replace
+
+from kvgw.gateway.payloads import groups
+from kvgw.model import Outcome
+from kvgw.settings import StagingSettings
+from storage.tier import blob_name
+from tests.support.aio import aio
+from tests.support.gateways import MIB, SMALL, House, Kind, format_of, house, keys_of, payloads_of, read
+
+CHUNK = 16 * 1024
+
+
+def test_groups_are_cut_by_bytes_and_by_what_a_tenant_may_hold() -> None:
+    assert [len(group) for group in groups(range(100), 64 * 1024, 1 << 30)] == [16] * 6 + [4]
+    assert [len(group) for group in groups(range(3), 64 * MIB, 1 << 30)] == [1, 1, 1]
+    assert [len(group) for group in groups(range(4), 64 * 1024, 512 * 1024)] == [2, 2]
+    assert list(groups([], 1, 1)) == []
+
+
+async def names_of(gateway: House, keys: list[bytes]) -> list[str]:
+    """Names of the blobs, in the order in which they were stored."""
+    scope = (await gateway.place()).scope
+    rows = await gateway.opened.rooms.catalog._database.read(
+        lambda connection: connection.exec_driver_sql("SELECT blob_id FROM entry ORDER BY depth").scalars().all()
+    )
+    assert len(rows) == len(keys)
+    return [blob_name(scope.namespace, bytes(row)) for row in rows]
+
+
+def damage_resident(gateway: House, name: str) -> None:
+    resident = gateway.opened.rooms.staging._pool.residents.find(name)
+    assert resident is not None
+    resident.slot.view[1000] ^= 1
+
+
+def damage_file(folder: Path, name: str) -> None:
+    file = folder / "nvme" / name
+    content = bytearray(file.read_bytes())
+    content[1000] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("kind", ["unix", "tcp", "embedded"])
+@aio
+async def test_a_broken_chunk_costs_its_group_nothing(tmp_path: Path, kind: Kind) -> None:
+    async with house(kind, tmp_path / "gw") as gateway:
+        client = gateway.client()
+        registered = await client.register(format_of(CHUNK))
+        keys, payloads = keys_of(24), payloads_of(registered, 24)
+        assert (await client.put(registered, keys, payloads)).stored == 24
+        await gateway.opened.crew.drain_everywhere()
+        names = await names_of(gateway, keys)
+        staging = gateway.opened.rooms.staging
+        for index in (0, 5, 6, 23):
+            damage_resident(gateway, names[index])
+        damage_file(gateway.opened.folder, names[6])
+        staging.drop(names[9])
+        staging.drop(names[10])
+        damage_file(gateway.opened.folder, names[10])
+        report, found = await read(client, registered, keys)
+        expected: list[bytes | None] = [*payloads]
+        expected[6] = expected[10] = None
+        assert found == expected, "law 2: a miss for what opens nowhere, right bytes for everything else"
+        tiers = {hit.index: hit.tier for hit in report.hits}
+        assert [index for index, tier in sorted(tiers.items()) if tier == "nvme"] == [0, 5, 9, 23]
+        await gateway.check_clean()
+        report, found = await read(client, registered, keys)
+        assert found == expected, "and again"
+        assert report.outcome is Outcome.OK
+
+
+@pytest.mark.parametrize("kind", ["unix", "embedded"])
+@aio
+async def test_readers_with_little_memory_do_not_wait_for_each_other_in_a_circle(tmp_path: Path, kind: Kind) -> None:
+    settings = replace(SMALL, staging=StagingSettings(bytes=4 * MIB, tenants=1))
+    async with house(kind, tmp_path / "gw", settings=settings) as gateway:
+        client = gateway.client()
+        registered = await client.register(format_of(CHUNK))
+        keys, payloads = keys_of(256), payloads_of(registered, 256)
+        for start in range(0, 256, 32):
+            part = slice(start, start + 32)
+            assert (await client.put(registered, keys[part], payloads[part])).stored == 32
+            await gateway.opened.crew.drain_everywhere()
+        async with asyncio.timeout(60):
+            answers = await asyncio.gather(*(read(gateway.client(), registered, keys) for _ in range(3)))
+        for report, found in answers:
+            assert report.outcome is Outcome.OK
+            assert found == payloads
+
+
+@aio
+async def test_what_is_pushed_and_what_is_not_arrives_alike(tmp_path: Path) -> None:
+    async with house("unix", tmp_path / "gw") as gateway:
+        client = gateway.client()
+        registered = await client.register(format_of(256 * 1024))
+        keys, payloads = keys_of(8), payloads_of(registered, 8)
+        await client.put(registered, keys, payloads)
+        for patience in (0.0, 1e-9, 1.0):
+            with (
+                mock.patch("kvgw.server.connection.PATIENCE_SECONDS", patience),
+                mock.patch("kvgw.server.connection.PATIENCE_BYTES_PER_SECOND", 1e18),
+            ):
+                assert (await read(client, registered, keys))[1] == payloads
+        await gateway.check_clean()
