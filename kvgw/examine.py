@@ -18,6 +18,7 @@ from kvgw.errors import KvgwError
 from kvgw.runtime import SystemClock, SystemRng, ThreadWorkers
 from kvgw.settings import Settings
 from kvgw.wiring.catalog import open_to_read
+from kvgw.wiring.keys import open_root
 from kvgw.wiring.tiers import s3_options
 from storage.errors import StorageError
 from storage.s3 import S3Capabilities, S3Tier
@@ -106,6 +107,8 @@ def _catalog(settings: Settings, folder: Path) -> Finding:
 
 
 async def _root_key(settings: Settings, folder: Path) -> Finding:
+    if settings.keys.provider != "file":
+        return await _root_key_elsewhere(settings, folder)
     keys = Path(settings.keys.dir) if settings.keys.dir else folder / "keys"
     if not keys.exists() and not (folder / "catalog.db").exists():
         return Finding("root key", Verdict.NOTE, "none yet", "kvgw serve makes it")
@@ -117,6 +120,17 @@ async def _root_key(settings: Settings, folder: Path) -> Finding:
     finally:
         workers.close()
     return Finding("root key", Verdict.GOOD, f"key id {root.key_id}; keep a copy of {keys} apart from the data")
+
+
+async def _root_key_elsewhere(settings: Settings, folder: Path) -> Finding:
+    async with AsyncExitStack() as stack:
+        workers = ThreadWorkers(1)
+        stack.callback(workers.close)
+        try:
+            root = await open_root(stack, settings, folder, workers, SystemRng())
+        except (KvgwError, TenancyError) as error:
+            return Finding("root key", Verdict.BAD, str(error), "see the sentence on the left")
+        return Finding("root key", Verdict.GOOD, f"{root.key_id}, kept by {root.provider}")
 
 
 def _disk(settings: Settings, folder: Path) -> Finding:

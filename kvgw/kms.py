@@ -14,6 +14,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NotRequired, Protocol, TypedDict
+from urllib.parse import urlsplit
 
 import aiohttp
 from aiobotocore.config import AioConfig
@@ -58,6 +59,11 @@ class KmsOptions:
                     f"{arn!r} is not the ARN of a KMS key: write arn:aws:kms:<region>:<account>:key/<id>; an alias "
                     "would not do, since it can be moved to another key"
                 )
+        if self.endpoint_url is not None and not _is_safe(self.endpoint_url):
+            raise KeyRefused(
+                "keys.kms_endpoint must be https://host[:port]: keys go there to be wrapped. "
+                "Plain http is for a service on this very host"
+            )
         if (self.access_key_id is None) != (self.secret_access_key is None):
             raise KeyRefused("only one half of the access key for KMS is set; set both, or neither")
 
@@ -220,6 +226,13 @@ def _make_client(options: KmsOptions) -> AbstractAsyncContextManager[KmsClient]:
         ),
     )
     return client
+
+
+def _is_safe(url: str) -> bool:
+    parts = urlsplit(url)
+    plain = parts.scheme == "http" and parts.hostname in ("127.0.0.1", "::1", "localhost")
+    bare = parts.path in ("", "/") and not (parts.username or parts.password or parts.query or parts.fragment)
+    return bool(parts.hostname) and bare and (parts.scheme == "https" or plain)
 
 
 def _code(error: ClientError) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from sqlalchemy import Connection, delete, insert
 
 from tenancy.model import DURABILITIES, Node, Scope
+from tenancy.prepared import RowsInsert
 from tenancy.schema import chunk, entry, entry_label, owned, placement
 
 
@@ -49,52 +51,85 @@ class NewChunk:
     object_name: str
 
 
+_OWNER: Final = ("tenant_id", "namespace_id")
+_CHUNKS: Final = RowsInsert(
+    chunk,
+    (*_OWNER, "format_id", "sealed_length", "home_node", "home_boot", "state"),
+    (
+        "blob_id",
+        "chunk_id",
+        "salt",
+        "tag_root",
+        "epoch",
+        "seg_log2",
+        "length",
+        "created_ms",
+        "durability",
+    ),
+)
+_PLACEMENTS: Final = RowsInsert(
+    placement,
+    (*_OWNER, "offset", "length", "owner", "lease_ms", "not_before_ms", "attempts", "updated_ms"),
+    ("blob_id", "tier", "node", "object", "state"),
+)
+_ENTRIES: Final = RowsInsert(
+    entry,
+    (
+        *_OWNER,
+        "format_id",
+        "tokens",
+        "ttl_ms",
+        "expires_ms",
+        "created_ms",
+        "last_hit_ms",
+        "hits",
+        "writer",
+    ),
+    ("entry_key", "blob_id", "parent", "depth"),
+)
+
+
 def insert_chunks(connection: Connection, batch: Batch, node: Node, chunks: Sequence[NewChunk], now_ms: int) -> None:
     """Insert chunks and one placement per tier: ``ok`` where the bytes are already, else ``due``."""
-    if not chunks:
-        return
-    owner = _owner(batch.scope)
-    connection.execute(
-        insert(chunk),
+    _CHUNKS.run(
+        connection,
+        {
+            **_owner(batch.scope),
+            "format_id": batch.format_id,
+            "sealed_length": batch.sealed_length,
+            "home_node": node.node,
+            "home_boot": node.boot,
+            "state": "live",
+        },
         [
-            {
-                **owner,
-                "blob_id": new.blob_id,
-                "format_id": batch.format_id,
-                "chunk_id": new.chunk_id,
-                "salt": new.salt,
-                "tag_root": new.tag_root,
-                "epoch": new.epoch,
-                "seg_log2": new.seg_log2,
-                "length": new.length,
-                "sealed_length": batch.sealed_length,
-                "created_ms": new.created_ms,
-                "home_node": node.node,
-                "home_boot": node.boot,
-                "durability": _reached(new.written),
-                "state": "live",
-            }
+            (
+                new.blob_id,
+                new.chunk_id,
+                new.salt,
+                new.tag_root,
+                new.epoch,
+                new.seg_log2,
+                new.length,
+                new.created_ms,
+                _reached(new.written),
+            )
             for new in chunks
         ],
     )
-    connection.execute(
-        insert(placement),
+    _PLACEMENTS.run(
+        connection,
+        {
+            **_owner(batch.scope),
+            "offset": 0,
+            "length": batch.sealed_length,
+            "owner": None,
+            "lease_ms": None,
+            "not_before_ms": now_ms,
+            "attempts": 0,
+            "updated_ms": now_ms,
+        },
         [
-            {
-                **owner,
-                "blob_id": new.blob_id,
-                "tier": tier,
-                "node": tier_node,
-                "object": new.object_name,
-                "offset": 0,
-                "length": batch.sealed_length,
-                "state": "ok" if tier in new.written else "due",
-                "owner": None,
-                "lease_ms": None,
-                "not_before_ms": now_ms,
-                "attempts": 0,
-                "updated_ms": now_ms,
-            }
+            (new.blob_id, tier, tier_node, new.object_name, "ok" if tier in new.written else "due")
             for new in chunks
             for tier, tier_node in batch.tiers
         ],
@@ -103,26 +138,21 @@ def insert_chunks(connection: Connection, batch: Batch, node: Node, chunks: Sequ
 
 def insert_entries(connection: Connection, batch: Batch, blob_of: Mapping[int, bytes], now_ms: int) -> None:
     """Insert entries: batch index → blob id. This is the moment in which they become visible."""
-    if not blob_of:
-        return
-    connection.execute(
-        insert(entry),
+    _ENTRIES.run(
+        connection,
+        {
+            **_owner(batch.scope),
+            "format_id": batch.format_id,
+            "tokens": batch.tokens,
+            "ttl_ms": batch.ttl_ms,
+            "expires_ms": now_ms + batch.ttl_ms,
+            "created_ms": now_ms,
+            "last_hit_ms": now_ms,
+            "hits": 0,
+            "writer": batch.writer,
+        },
         [
-            {
-                **_owner(batch.scope),
-                "format_id": batch.format_id,
-                "entry_key": batch.entry_keys[index],
-                "blob_id": blob_id,
-                "parent": batch.parents[index],
-                "depth": batch.depth + index,
-                "tokens": batch.tokens,
-                "ttl_ms": batch.ttl_ms,
-                "expires_ms": now_ms + batch.ttl_ms,
-                "created_ms": now_ms,
-                "last_hit_ms": now_ms,
-                "hits": 0,
-                "writer": batch.writer,
-            }
+            (batch.entry_keys[index], blob_id, batch.parents[index], batch.depth + index)
             for index, blob_id in blob_of.items()
         ],
     )

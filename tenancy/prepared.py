@@ -1,4 +1,4 @@
-"""A statement over lists of keys, compiled once and sent to the driver as text.
+"""Statements over lists of keys and of rows, compiled once and sent to the driver as text.
 
 SQLAlchemy compiles a statement once too, but then expands each list, names and processes every bind parameter and
 decorates every row: for 64 keys that takes longer than the database needs to find them. Here the text is kept for each
@@ -11,7 +11,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import BindParameter, Connection, Dialect, Select, bindparam
+from sqlalchemy import (
+    BindParameter,
+    Connection,
+    Dialect,
+    Insert,
+    Integer,
+    LargeBinary,
+    Select,
+    String,
+    Table,
+    bindparam,
+    insert,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +75,47 @@ class KeyStatement:
         return self._texts[key]
 
 
-def _compiled(statement: Select[Any], dialect: Dialect) -> _Text:
+class RowsInsert:
+    """An insert of many rows that differ in some columns only: the rest is turned into the driver's values once."""
+
+    def __init__(self, table: Table, shared: Sequence[str], varying: Sequence[str]) -> None:
+        """`shared` and `varying`: names of columns. A column that is in neither gets its default.
+
+        What varies is given to the driver as it is: bytes, text and integers.
+        """
+        assert all(isinstance(table.c[name].type, LargeBinary | String | Integer) for name in varying)
+        self._table = table
+        self._shared = tuple(shared)
+        self._varying = tuple(varying)
+        self._texts: dict[str, _Text] = {}
+
+    def run(self, connection: Connection, shared: Mapping[str, object], rows: Sequence[Sequence[object]]) -> None:
+        """Insert `rows`: values of the varying columns, in their order, beside those that all of them share."""
+        if not rows:
+            return
+        text = self._text(connection.dialect)
+        process = text.process
+        base = [
+            process[name](shared[name]) if name in process and name in shared else shared.get(name)
+            for name in text.order
+        ]
+        places = [text.order.index(name) for name in self._varying]
+        made = []
+        for row in rows:
+            values = base.copy()
+            for place, value in zip(places, row, strict=True):
+                values[place] = value
+            made.append(tuple(values))
+        connection.exec_driver_sql(text.sql, made)
+
+    def _text(self, dialect: Dialect) -> _Text:
+        if dialect.name not in self._texts:
+            named = {name: bindparam(name, type_=self._table.c[name].type) for name in (*self._shared, *self._varying)}
+            self._texts[dialect.name] = _compiled(insert(self._table).values(named), dialect)
+        return self._texts[dialect.name]
+
+
+def _compiled(statement: Select[Any] | Insert, dialect: Dialect) -> _Text:
     compiled = statement.compile(dialect=dialect)
     order = compiled.positiontup
     assert order is not None, f"the driver of {dialect.name} takes its parameters by name"

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final, Literal, TypeAlias
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, Select, and_, exists, func, or_, select, tuple_
+from sqlalchemy import ColumnElement, Connection, Select, func, select, tuple_
 
 from tenancy.errors import DeletionUnsupported
 from tenancy.model import Scope
@@ -22,7 +22,7 @@ from tenancy.schema import entry, entry_label, kv_format, owned
 FormatField: TypeAlias = Literal["model", "weights", "tokenizer", "adapter", "adapter_digest"]
 Moment: TypeAlias = Literal["created", "last_hit"]
 
-WALK_MAX: Final = 500_000
+WALK_MAX: Final = 200_000
 """Most entries of a KV format among which those that follow a key are sought."""
 
 
@@ -75,6 +75,9 @@ class Tenant(msgspec.Struct, frozen=True, tag="tenant"):
 
 
 Selector: TypeAlias = Keys | Prefix | Label | Format | Age | Namespace | Tenant
+
+_Link: TypeAlias = tuple[bytes, bytes | None, int]
+"""An entry's key, its parent, and its depth."""
 
 _DECODER: Final = msgspec.json.Decoder(Selector)
 
@@ -151,11 +154,12 @@ def follow(connection: Connection, scope: Scope, selector: Prefix) -> list[Entry
     ).first()
     in_format = (*owned(entry, scope), entry.c.format_id == selector.format_id)
     _check_walk(connection, in_format)
-    deeper = entry.c.depth > (0 if first is None else first.depth)
-    _check_chain(connection, scope, selector.format_id, (*in_format, deeper), start)
-    children: defaultdict[bytes, list[bytes]] = defaultdict(list)
-    for row in connection.execute(select(entry.c.parent, entry.c.entry_key).where(*in_format)):
-        children[row.parent].append(row.entry_key)
+    found_rows = connection.execute(select(entry.c.entry_key, entry.c.parent, entry.c.depth).where(*in_format))
+    rows: list[_Link] = [(row.entry_key, row.parent, row.depth) for row in found_rows]
+    _check_chain(rows, start, 0 if first is None else first.depth)
+    children: defaultdict[bytes | None, list[bytes]] = defaultdict(list)
+    for key, parent, _ in rows:
+        children[parent].append(key)
     found = [start] if first is not None else []
     wave = [start]
     while wave:
@@ -173,18 +177,10 @@ def _check_walk(connection: Connection, in_format: Sequence[ColumnElement[bool]]
         )
 
 
-def _check_chain(
-    connection: Connection, scope: Scope, format_id: int, deeper: Sequence[ColumnElement[bool]], start: bytes
-) -> None:
-    parent = entry.alias("predecessor")
-    there = exists(
-        select(1).where(*owned(parent, scope), parent.c.format_id == format_id, parent.c.entry_key == entry.c.parent)
-    ).correlate(entry)
-    loose = connection.scalar(
-        select(func.count())
-        .select_from(entry)
-        .where(*deeper, or_(entry.c.parent.is_(None), and_(entry.c.parent != start, ~there)))
-    )
+def _check_chain(rows: Sequence[_Link], start: bytes, depth: int) -> None:
+    there = {key for key, _, _ in rows}
+    there.add(start)
+    loose = sum(1 for _, parent, behind in rows if behind > depth and parent not in there)
     if loose:
         raise DeletionUnsupported(
             f"unsupported: {loose} entries of this KV format may follow the key, but their predecessor is not known "

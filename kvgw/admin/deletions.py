@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Final, TypeAlias
 from uuid import UUID
 
@@ -19,7 +19,6 @@ from kvgw.errors import RequestRefused
 from tenancy import selection
 from tenancy.access import Permission
 from tenancy.deletion import NO_NAMESPACE, Job
-from tenancy.deletion import Look as Seen
 from tenancy.errors import NamespaceUnknown
 from tenancy.model import Scope
 from tenancy.selection import Selector
@@ -72,6 +71,7 @@ class LookInfo(BaseModel):
     node: str
     method: str
     left: list[str]
+    unseen: Annotated[str, Field(description="Why nobody could look; empty: somebody did.")]
 
 
 class SigningKey(BaseModel):
@@ -163,7 +163,7 @@ async def look_again(seat: Seated, body: TracesBody) -> list[LookInfo]:
     blob_ids = [bytes.fromhex(one) for one in body.blobs]
     scope = Scope(body.tenant, body.namespace)
     looks = await seat.opened.crew.erasing.lookout.again(scope, blob_ids, whole=body.whole)
-    return [_seen(one) for one in looks]
+    return [LookInfo(**asdict(one)) for one in looks]
 
 
 async def _begin(seat: Seat, jobs: list[Job], asked: Job) -> DeletionInfo:
@@ -259,7 +259,3 @@ def _info(job: Job) -> DeletionInfo:
         retained=job.retained,
         receipt=None if job.receipt is None else msgspec.json.decode(job.receipt),
     )
-
-
-def _seen(look: Seen) -> LookInfo:
-    return LookInfo(tier=look.tier, node=look.node, method=look.method, left=look.left)

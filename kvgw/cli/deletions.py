@@ -156,11 +156,12 @@ def verify_receipt(
         looks = _look_again(data, config, msgspec.json.decode(text), unknown)
     elif offline:
         unknown.append("nothing was looked for: --offline")
+    unknown += [f"{look['tier']} could not be looked through: {look['unseen']}" for look in looks if look["unseen"]]
     wrong += [f"{look['tier']} of node {look['node']}: {what}" for look in looks for what in look["left"]]
     if json:
         print_json({"wrong": wrong, "unknown": unknown, "looks": looks})
     else:
-        for look in looks:
+        for look in (one for one in looks if not one["unseen"]):
             console().print(f"{look['tier']}: looked ({look['method']})", highlight=False)
         for sentence in (*wrong, *unknown):
             console().print(sentence, highlight=False, soft_wrap=True)

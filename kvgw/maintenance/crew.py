@@ -6,6 +6,7 @@ A job that fails is counted, logged once per kind of failure, and tried again at
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from kvgw.runtime import first_cause
 from storage.errors import StorageError
 from storage.nvme import NvmeState, NvmeTier
 from storage.tier import blob_name
-from tenancy.errors import CatalogUnavailable, TenancyError
+from tenancy.errors import CatalogUnavailable, NamespaceUnknown, TenancyError
 from tenancy.model import Namespace, Scope
 
 log = logging.getLogger("kvgw.maintenance")
@@ -146,10 +147,11 @@ class Crew:
         scopes = await self.scopes()
         await self.books.sample(scopes, leads=leads)
         for scope in scopes:
-            if leads:
-                await self.sweep.expire(scope)
-                await self.sweep.recover(scope)
-            await self.sweep.collect(scope)
+            with contextlib.suppress(NamespaceUnknown):  # a deletion came to its end meanwhile
+                if leads:
+                    await self.sweep.expire(scope)
+                    await self.sweep.recover(scope)
+                await self.sweep.collect(scope)
 
     async def tend_keys(self) -> None:
         """End what may not be opened any more, and drop keys that nothing needs."""
@@ -273,7 +275,8 @@ class Crew:
 
     async def _collect_dead(self) -> None:
         for scope in self._rooms.backlog.take_dead():
-            await self.sweep.collect(scope)
+            with contextlib.suppress(NamespaceUnknown):
+                await self.sweep.collect(scope)
         if self._rooms.backlog.take_deletions():
             await self.go_on_deleting()
 

@@ -7,6 +7,7 @@ whoever holds the lease, so that a job goes on when a gateway dies. Each step ma
 from __future__ import annotations
 
 import contextlib
+import logging
 from typing import Final
 
 from msgspec.structs import replace
@@ -25,6 +26,8 @@ from tenancy.errors import DeletionUnsupported, NamespaceUnknown, TenancyError
 from tenancy.model import Namespace
 from tenancy.registrar import GATEWAY
 from tenancy.selection import Namespace as Whole
+
+log = logging.getLogger("kvgw.maintenance")
 
 RETRY_FIRST_MS: Final = 1_000
 RETRY_LAST_MS: Final = 300_000
@@ -208,6 +211,8 @@ class Erasing:
             await self._deletions.begin([new], act, new.requested_ms)
 
     async def _fail(self, job: Job, sentence: str) -> None:
+        log.warning("the deletion %s failed and is tried again: %s", job.job_id.hex(), sentence)
+        self._rooms.metrics.maintenance_failures.labels("deletions").inc()
         pause_ms = min(RETRY_LAST_MS, RETRY_FIRST_MS * 2 ** min(job.progress.attempt - 1, 10))
         progress = replace(job.progress, sentence=sentence, retry_ms=self._rooms.time.now_ms() + pause_ms)
         await self._deletions.move(job, "failed", progress)

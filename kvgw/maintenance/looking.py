@@ -6,17 +6,19 @@ the key store. A look that finds something names it; the job fails, and goes on 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
 from kvgw.gateway.rooms import Rooms
+from storage.errors import StorageError
 from storage.tier import blob_name
 from storage.tracing import Trace, Tracer, namespace_prefix
 from tenancy.deletion import Job, Look
 from tenancy.deletions import Deletions
 from tenancy.erasure import LEFT_MAX
+from tenancy.errors import KeyRefused, KeyUnavailable
 from tenancy.model import Scope
 from tenancy.sealing import namespace_of
 
@@ -40,6 +42,17 @@ class Wanted:
 
     def means(self, name: str) -> bool:
         return name in self.names or (self.whole and name.startswith(namespace_prefix(self.namespace)))
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What was seen in one tier, or why nobody could look."""
+
+    tier: str
+    node: str
+    method: str
+    left: list[str]
+    unseen: str
 
 
 class Lookout:
@@ -67,15 +80,25 @@ class Lookout:
             looks.append(await self._keys(job.scope))
         return looks
 
-    async def again(self, scope: Scope, blob_ids: Sequence[bytes], *, whole: bool) -> list[Look]:
-        """Look, long after a deletion, through all that this gateway reaches. Raises as the others."""
+    async def again(self, scope: Scope, blob_ids: Sequence[bytes], *, whole: bool) -> list[Seen]:
+        """Look, long after a deletion, through all that this gateway reaches. Raises `CatalogUnavailable`."""
         wanted = Wanted(scope.namespace, {blob_name(scope.namespace, one) for one in blob_ids}, whole)
         rows = await self._deletions.rows_left(scope, blob_ids, whole=whole)
-        looks = [self._memory(wanted), *[await self._through(one, wanted) for one in self._rooms.tracers.values()]]
-        looks.append(self._look("catalog", CATALOG_METHOD, rows))
+        looks = [self._memory(wanted), self._look("catalog", CATALOG_METHOD, rows)]
+        seen = [Seen(look.tier, look.node, look.method, look.left, "") for look in looks]
+        tracers = self._rooms.tracers.values()
+        seen += [await self._tried(one.label, one.method, self._through(one, wanted)) for one in tracers]
         if whole:
-            looks.append(await self._keys(scope))
-        return looks
+            seen.append(await self._tried("keys", KEYS_METHOD, self._keys(scope)))
+        return seen
+
+    async def _tried(self, tier: str, method: str, looking: Awaitable[Look]) -> Seen:
+        node = self._rooms.catalog.node.node
+        try:
+            look = await looking
+        except (StorageError, KeyUnavailable, KeyRefused) as error:
+            return Seen(tier, node, method, [], str(error))
+        return Seen(tier, node, method, look.left, "")
 
     async def wanted(self, job: Job) -> Wanted:
         """What a job deletes."""

@@ -59,8 +59,6 @@ async def open_root(stack: AsyncExitStack, settings: Settings, data: Path, worke
     if keys.provider == "file":
         opens = FileRootKey.open if keys.store == "s3" else FileRootKey.open_or_create
         return await opens(folder, workers, rng.token)
-    if keys.store == "file":
-        await workers.run(lambda: keyfiles.make_folder(folder))
     if keys.provider == "environment":
         if not keys.development:
             raise SettingsError(
@@ -98,7 +96,9 @@ async def _open_kms(stack: AsyncExitStack, settings: Settings) -> KmsRootKey:
 async def open_store(stack: AsyncExitStack, settings: Settings, data: Path, workers: Workers) -> KeyStore:
     """The store of wrapped namespace keys. Raises `SettingsError` and `KeyRefused`."""
     if settings.keys.store == "file":
-        return await FileKeyStore.open(keys_folder(settings, data), workers)
+        folder = keys_folder(settings, data)
+        await workers.run(lambda: keyfiles.make_folder(folder))  # there already, if the root key is a file in it
+        return await FileKeyStore.open(folder, workers)
     if not settings.s3.bucket:
         raise SettingsError("keys.store is s3, but s3.bucket names no bucket")
     if settings.keys.s3_prefix.startswith(settings.s3.prefix + "v1/"):

@@ -171,6 +171,7 @@ class FakeVllm:
                 time.sleep(0.001)
             served.bad |= worker.take_bad_blocks()
         served.loaded = tokens
+        self.scheduler.lost(served.bad)
         if served.bad and self._computed(blocks, served.bad, local + tokens) == 0:
             assert self.ask(request, local, served) == (0, False), "a load that failed is not tried for ever"
         return served

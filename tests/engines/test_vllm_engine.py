@@ -114,7 +114,7 @@ def test_a_second_process_takes_the_prompt_from_the_gateway(
         stored = [first.answer(question, 24) for question in questions]
         assert first.metric("vllm:external_prefix_cache_hits_total") == 0
         assert first.metric("vllm:kvgw_tokens_stored_total") == 1280
-    with engine(model, tmp_path, config, enable_prefix_caching=False) as second:
+    with engine(model, tmp_path, config, enable_prefix_caching=False, skip_tokenizer_init=False) as second:
         reused = [second.answer(questions[0], 24)]
         hits = second.external_hits()
         reused += [second.answer(question, 24) for question in questions[1:]]

@@ -6,6 +6,7 @@ import asyncio
 import json
 import pickle
 import socket
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -181,6 +182,7 @@ async def test_a_run_counts_only_as_far_as_every_rank_has_it(tmp_path: Path) -> 
         assert await client.delete(registered, keys[3:4]) == 1
         async with engine(options_for(gateway), ranks=2) as third:
             assert (await serve(third, PROMPT)).loaded == 3 * CHUNK
+            assert third.counters.total("tokens_lost") == 0, "known from the lookup, not found out by the load"
 
 
 def _keys(one: FakeVllm) -> list[bytes]:
@@ -209,6 +211,7 @@ async def test_a_chunk_that_is_gone_when_it_is_read_is_computed(tmp_path: Path) 
                 assert served.bad
                 assert second.counters.total("chunks_lost") > 0
                 assert second.counters.total("tokens_lost") == 5 * CHUNK - loaded
+                assert second.counters.total("tokens_stored") == 5 * CHUNK - loaded, "computed, and stored anew"
 
 
 @aio
@@ -227,6 +230,23 @@ async def test_without_a_gateway_the_scheduler_is_answered_in_time(tmp_path: Pat
             assert served.slowest_s < 0.1
             assert one.counters.total("lookups_late") + one.counters.total("lookup_outages") >= 1
             assert one.counters.total("tokens_stored") == 0
+
+
+@aio
+async def test_a_lookup_that_hangs_is_given_up(tmp_path: Path) -> None:
+    """Law 9: whatever keeps the adapter's own thread."""
+    async with house("unix", tmp_path) as gateway, engine(options_for(gateway, lookup_deadline_s=0.2)) as one:
+        hangs = threading.Event()
+
+        async def hang() -> None:
+            hangs.wait(20)
+
+        one.scheduler._loop.submit(hang)
+        try:
+            assert (await serve(one, PROMPT)).loaded == 0
+        finally:
+            hangs.set()
+        assert one.counters.total("lookups_late") == 1
 
 
 @aio

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvgw.cli.logs import FORM, OneLine
-from kvgw.maintenance.books import Books
+from kvgw.model import Outcome
 from tenancy.metering import METERS
 from tests.kvgw.maintenance_bench import CHUNK, works
 from tests.support.admin import Admin
@@ -169,10 +169,14 @@ async def test_I03_a_tenant_sees_its_own_records_and_usage_and_no_others(tmp_pat
 @aio
 async def test_what_a_rate_limit_refused_is_counted(tmp_path: Path) -> None:
     async with works(tmp_path) as one:
-        one.rooms.meter.limited(one.scope)
-        await Books(one.rooms).write_down_usage()
-        found = await one.rooms.catalog.usage_sums(one.scope.tenant, None, 0, 2**50, "day")
-        assert [each.amounts for each in found] == [{"limit_hits": 1}]
+        await Admin(one.gateway).own("PATCH", "/tenants/-/namespaces/default", {"requests_per_second": 1})
+        await one.wait(3)  # until the policy is in force
+        outcomes = [(await one.client.match(one.registered, keys_of(1))).outcome for _ in range(4)]
+        refused = outcomes.count(Outcome.OUTAGE)
+        assert 0 < refused < 4
+        await one.crew.books.write_down_usage()
+        (found,) = await one.rooms.catalog.usage_sums(one.scope.tenant, None, 0, 2**50, "day")
+        assert (found.amounts["limit_hits"], found.amounts["lookups"]) == (refused, 4 - refused)
 
 
 def test_F10_a_log_line_is_one_line() -> None:

@@ -179,12 +179,8 @@ async def plant(gateway: House, where: str, name: str, content: bytes, server: A
 
 
 LEAKS = {
-    "staging": "staging",
-    "nvme": "nvme",
-    "nvme, being written": "nvme",
-    "s3": "s3",
-    "s3, an upload": "s3",
-    "s3, an old version": "s3",
+    "label": {"staging": "staging", "nvme, being written": "nvme", "s3, an old version": "s3"},
+    "namespace": {"nvme": "nvme", "s3": "s3", "s3, an upload": "s3"},
 }
 
 
@@ -200,7 +196,7 @@ def test_S23_a_leak_in_any_tier_makes_verification_fail_and_names_it(
     async def body(shared: Footing) -> None:
         prefix, clock = f"{shared.database}/", ManualClock()
         async with shared.gateway("a", clock=clock) as a:
-            for where, tier in LEAKS.items():
+            for where, tier in LEAKS[kind].items():
                 async with verifying(a, kind) as (job, name, content):
                     await plant(a, where, name, content, seaweed, prefix)
                     failed = await one_step(a, job)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -12,9 +13,12 @@ import msgspec
 import pytest
 
 from kvgw.errors import RequestRefused
+from kvgw.reports import Registered
+from storage.errors import TierUnavailable
 from storage.tier import blob_name
 from tenancy.deletion import Job
-from tenancy.errors import KeyGone
+from tenancy.deletions import Deletions
+from tenancy.errors import CatalogUnavailable, KeyGone, KeyUnavailable
 from tenancy.kdf import committing_key
 from tenancy.policy import Policy
 from tenancy.provision import create_namespace
@@ -268,3 +272,84 @@ async def test_a_protected_namespace_is_not_deleted(tmp_path: Path) -> None:
         assert answer.status_code == 400
         assert "deletion_allowed" in answer.text
         assert (await gateway.place("work")).state == "active"
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("kind", ["label", "namespace"])
+@aio
+async def test_S02_whatever_call_of_a_deletion_fails_the_job_comes_to_its_end(tmp_path: Path, kind: str) -> None:
+    """Laws 1 and 5: call N fails, for every N; nothing that was acknowledged is read, and the receipt is right."""
+    clock = ManualClock()
+    body, more = (ALICE, {}) if kind == "label" else (ALL, {"query": {"confirm": "work"}})
+    async with house("embedded", tmp_path / "gw", clock=clock, check=False) as gateway:
+        fails_at = 0
+        while True:
+            fails_at += 1
+            await gateway.namespace("work")
+            client = gateway.client("work")
+            registered = await client.register(format_of(256))
+            await put(client, registered, keys_of(3), seed=fails_at, user="alice")
+            with pytest.MonkeyPatch.context() as patch:
+                count = break_call(patch, gateway, fails_at)
+                job, acknowledged = await asked(gateway, body, more)
+                if acknowledged:
+                    assert await visible(gateway, registered) == 0, f"law 5, call {fails_at}"
+                for _ in range(3):
+                    await gateway.opened.crew._attempt("deletions", gateway.opened.crew.go_on_deleting)
+            if job:
+                await gateway.wait(400)  # past every pause
+                done = await finished(gateway, job)
+                assert done["receipt"]["counts"] == {"entries": 3, "chunks": 3, "bytes": 3 * 528}, fails_at
+                assert faults(msgspec.json.encode(done["receipt"]), gateway.opened.rooms.signer.public_key) == []
+            if not job or kind == "label":
+                await finished(gateway, await delete(gateway, ALL, "work", query={"confirm": "work"}))
+            if count() < fails_at:
+                break
+        assert fails_at > 10, "the control: there were calls to fail"
+        files = [path for path in (tmp_path / "gw" / "nvme" / "v1").rglob("*") if path.is_file()]
+        assert files == []
+
+
+def break_call(patch: pytest.MonkeyPatch, gateway: House, fails_at: int) -> Callable[[], int]:
+    """Let call number `fails_at` of those that a deletion makes fail; how many there were is told."""
+    calls = 0
+    rooms = gateway.opened.rooms
+
+    def breaking(target: Any, name: str, error: Exception) -> None:
+        real = getattr(target, name)
+
+        async def maybe(*arguments: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == fails_at:
+                raise error
+            return await real(*arguments)
+
+        patch.setattr(target, name, maybe)
+
+    breaking(Deletions, "_write", CatalogUnavailable("planted"))
+    breaking(Deletions, "begin", CatalogUnavailable("planted"))
+    breaking(Deletions, "scrub", CatalogUnavailable("planted"))
+    breaking(type(rooms.catalog), "purge", CatalogUnavailable("planted"))
+    breaking(type(rooms.keyring), "advance", KeyUnavailable("planted"))
+    breaking(type(rooms.keyring), "destroy_for_good", KeyUnavailable("planted"))
+    breaking(type(rooms.keyring), "is_gone", KeyUnavailable("planted"))
+    breaking(type(rooms.tiers["nvme"]), "delete", TierUnavailable("planted"))
+    breaking(type(rooms.tracers["nvme"]), "clear", TierUnavailable("planted"))
+    return lambda: calls
+
+
+async def asked(gateway: House, body: dict[str, Any], more: dict[str, Any]) -> tuple[Any, bool]:
+    """Ask for a deletion; the job that there is now, if any, and whether it was acknowledged."""
+    admin = Admin(gateway.opened)
+    answer = await admin.ask("POST", "/v1/tenants/-/namespaces/work/deletions", body, peer=os.geteuid(), **more)
+    assert answer.status_code in (200, 503), answer.text
+    waiting = [one for one in await admin.own("GET", "/tenants/-/deletions") if one["state"] != "done"]
+    return (waiting[0] if waiting else None), answer.status_code == 200
+
+
+async def visible(gateway: House, registered: Registered) -> int:
+    try:
+        return (await gateway.client("work").match(registered, keys_of(3))).count
+    except RequestRefused:  # the namespace is gone
+        return 0

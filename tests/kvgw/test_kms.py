@@ -181,6 +181,26 @@ def test_a_key_is_named_by_its_arn(key_id: str) -> None:
     assert KmsOptions(arn_of(1)).region == "eu-north-1"
 
 
+@pytest.mark.parametrize(
+    ("url", "good"),
+    [
+        ("https://kms.example.org", True),
+        ("http://127.0.0.1:4566/", True),
+        ("http://kms.example.org", False),
+        ("http://10.0.0.1:4566", False),
+        ("https://user:pass@kms.example.org", False),
+        ("https://kms.example.org/path", False),
+        ("kms.example.org", False),
+    ],
+)
+def test_keys_go_nowhere_in_the_clear(url: str, good: bool) -> None:
+    if good:
+        assert KmsOptions(arn_of(1), endpoint_url=url).endpoint_url == url
+    else:
+        with pytest.raises(KeyRefused, match="https"):
+            KmsOptions(arn_of(1), endpoint_url=url)
+
+
 # A gateway on it
 
 

@@ -23,6 +23,8 @@ from kvgw.settings import CatalogSettings
 from tenancy import generation
 from tenancy.audit import Act
 from tenancy.errors import CatalogOutdated, TenancyError
+from tenancy.keyring import new_row
+from tenancy.model import Scope
 from tenancy.registry import KeyRow
 from tenancy.rootkey import FileRootKey
 from tenancy.secret import SecretBytes
@@ -100,7 +102,7 @@ async def shred_and_put_back(tmp_path: Path) -> None:
     await nothing_unwraps(folder, scope, old_file)
 
 
-async def nothing_unwraps(folder: Path, scope: Any, old_file: bytes) -> None:
+async def nothing_unwraps(folder: Path, scope: Scope, old_file: bytes) -> None:
     """With the root key, every record in the keys folder, and the older catalog's rows in hand."""
     workers = ThreadWorkers(1)
     root = await FileRootKey.open(folder / "keys", workers, SystemRng().token)
@@ -237,29 +239,48 @@ async def test_C19_no_key_is_logged_raised_answered_or_written(
 
 
 async def failures(gateway: House, folder: Path) -> list[str]:
-    """What errors say, with their causes and their tracebacks' lines, when keys are wrong in every way."""
+    """What errors say, with their causes and the lines of their tracebacks, when keys are wrong in every way."""
     store = folder / "keys" / "namespaces"
     scope = (await gateway.place()).scope
-    (key_file,) = store.glob(f"{scope.namespace}.key")
-    (pepper,) = store.glob("00000000-*.key")
+    key_file, (pepper,) = store / f"{scope.namespace}.key", store.glob("00000000-*.key")
     whole, told = key_file.read_bytes(), []
     for wrong in (whole[:-1], whole[:-1] + bytes([whole[-1] ^ 1]), pepper.read_bytes(), None):
         if wrong is None:
             key_file.unlink()
         else:
             key_file.write_bytes(wrong)
-        gateway.opened.rooms.keyring.forget(scope)
-        for attempt in (
-            lambda: gateway.opened.rooms.keyring.keys(scope),
-            lambda: gateway.opened.custodian.rotate_data_key(scope, ACT),
-            lambda: gateway.opened.custodian.rotate_namespace_key(scope, ACT),
-            lambda: gateway.client(on_error="raise").register(format_of(128)),
-        ):
-            try:
-                await attempt()
-            except (TenancyError, KvgwError) as error:
-                told.append("".join(traceback.format_exception(error)) + repr(error.args))
+        told += await said(gateway, scope)
     key_file.write_bytes(whole)
     key_file.chmod(0o600)
-    assert len(told) >= 12
+    stranger = WrappingKey("stranger", 1, SecretBytes(os.urandom(32)))
+    for wrong_rows in (
+        [
+            KeyRow(row.purpose, row.epoch + 1, row.wrapped)
+            for row in await gateway.opened.rooms.catalog.wrapped_keys(scope)
+        ],
+        [new_row(stranger, scope, "data", 1, os.urandom)],
+        [KeyRow("data", 1, b"KVKW")],
+    ):
+        answer = mock.AsyncMock(return_value=wrong_rows)
+        with mock.patch.object(gateway.opened.rooms.catalog, "wrapped_keys", answer):
+            told += await said(gateway, scope)
+    assert len(told) >= 20
+    return told
+
+
+async def said(gateway: House, scope: Scope) -> list[str]:
+    """What each act on a namespace's keys says when it fails."""
+    gateway.opened.rooms.keyring.forget(scope)
+    told = []
+    for attempt in (
+        lambda: gateway.opened.rooms.keyring.keys(scope),
+        lambda: gateway.opened.custodian.rotate_data_key(scope, ACT),
+        lambda: gateway.opened.custodian.rotate_namespace_key(scope, ACT),
+        lambda: gateway.opened.custodian.rewrap(ACT, scope.tenant),
+        lambda: gateway.client(on_error="raise").register(format_of(128)),
+    ):
+        try:
+            told.append(repr(await attempt()))
+        except (TenancyError, KvgwError) as error:
+            told.append("".join(traceback.format_exception(error)) + repr(error.args))
     return told

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,6 +102,7 @@ class SchedulerHalf:
             return
         first, last = self._chunk(state.local), self._chunk(state.local + tokens)
         state.loaded_in = request.num_preemptions
+        state.blocks = list(blocks)
         self._counters.add("tokens_planned", tokens)
         self._loads.append(
             Load(
@@ -112,6 +113,13 @@ class SchedulerHalf:
                 state.local // self._block_tokens - first * self._per_chunk,
             )
         )
+
+    def lost(self, bad: Collection[int]) -> None:
+        """Workers could not load into the blocks `bad`: what is computed there instead is stored anew."""
+        for state in self._states.values():
+            at = next((at for at, block in enumerate(state.blocks) if block in bad), None)
+            if at is not None:
+                state.stored = min(state.stored, at // self._per_chunk)
 
     def plan(self, output: SchedulerOutput) -> Plan:
         """The workers' work beside the step that `output` describes."""
