@@ -12,7 +12,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from kvgw.server.http import OPEN_ROUTES
+from kvgw.admin.app import OPEN_ROUTES
 from kvgw.settings import Settings, SettingsError, load
 from tests.support.deployment import (
     COMPOSE,

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from kvgw.admin.app import OPEN_ROUTES
 from kvgw.runtime import SystemRng, ThreadWorkers
-from kvgw.server.http import OPEN_ROUTES
 from kvgw.settings import load
 from tenancy.rootkey import FileRootKey
 from tests.support.aio import run as run_async

@@ -1,4 +1,4 @@
-"""The gateway's side of the conformance scenarios (`kvgw.engines.testing`): one real gateway in a process of its own."""
+"""The gateway's side of the conformance scenarios (`kvgw.engines.testing`): a real one in a process of its own."""
 
 from __future__ import annotations
 

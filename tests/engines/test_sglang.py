@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -24,13 +22,11 @@ import torch  # noqa: E402  # after the skip
 from sglang.srt.mem_cache.hicache_storage import (  # noqa: E402
     HiCacheStorageConfig,
     HiCacheStorageExtraInfo,
-    HiCacheStorageFailureInjector,
     PoolName,
 )
 from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory  # noqa: E402
 
-from kvgw.engines.testing import CHUNKS, SCENARIOS  # noqa: E402
-from kvgw.errors import FormatError  # noqa: E402
+from kvgw.engines.testing import SCENARIOS  # noqa: E402
 from tests.engines.bench import DEADLINES_S, Gateway, content, gateway  # noqa: E402
 from tests.engines.sglang_pool import MHATokenToKVPoolHost, MLATokenToKVPoolHost  # noqa: E402
 

@@ -131,9 +131,9 @@ class RefusalContract:
             payload = payloads_of(registered, 1)
             wrong: list[Any] = [0, -1, 0.0005, 1e300, float("nan"), float("inf"), 11 * 366 * DAY_S, "60", True]
             for ttl in wrong:
-                with pytest.raises(FormatError, match="time must be|no duration"):
+                with pytest.raises(FormatError, match=r"time must be|no duration"):
                     await client.put(registered, [b"k"], payload, ttl=ttl)
-                with pytest.raises(FormatError, match="time must be|no duration"):
+                with pytest.raises(FormatError, match=r"time must be|no duration"):
                     await client.touch(registered, [b"k"], ttl=ttl)
             for deadline in (0, -1, float("nan"), 1e9, "1"):
                 with pytest.raises(FormatError, match=r"(deadline|time) must be"):

@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 from sqlalchemy import Connection, Engine, event, exists, inspect, select, text
 
-from tenancy import eviction, migrate, placements, putting, quota, registry, repair, sweep, usage, visible, tokens
+from tenancy import eviction, migrate, placements, putting, quota, registry, repair, sweep, tokens, usage, visible
 from tenancy.engine import sqlite_engine
 from tenancy.model import Scope
 from tenancy.schema import api_token, chunk, entry, metadata, owned, placement, tenant

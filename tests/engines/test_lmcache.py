@@ -1,0 +1,187 @@
+"""LMCache's own plug-in factory, memory objects and bitmaps, from the released package, over a real gateway.
+
+Needs an environment with LMCache: `make test-engines`. It runs without a GPU.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import select
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("lmcache", reason="LMCache has an environment of its own: make test-engines")
+
+import torch  # after the skip
+from lmcache.v1.distributed.api import MemoryLayoutDesc, ObjectKey
+from lmcache.v1.distributed.l2_adapters import create_l2_adapter
+from lmcache.v1.distributed.l2_adapters.plugin_l2_adapter import PluginL2AdapterConfig
+from lmcache.v1.memory_allocators.tensor_memory_allocator import TensorMemoryAllocator
+from lmcache.v1.memory_management import MemoryFormat, MemoryObj
+from lmcache.v1.platform import consume_fd
+
+from kvgw.engines.testing import CHUNKS, SCENARIOS
+from kvgw.errors import FormatError
+from tests.engines.bench import DEADLINES_S, Gateway, content, gateway
+
+pytestmark = [pytest.mark.engine, pytest.mark.smoke]
+
+SAMPLE = Path(__file__).resolve().parents[2] / "docs" / "engines" / "lmcache-l2.json"
+MODEL = "Qwen/Qwen3-8B"
+SHAPE = (2, 3, 256, 8)
+
+
+def adapter_config(served: Gateway, **changes: Any) -> dict[str, Any]:
+    """The documentation's sample for this gateway. `changes`: of its model, or of the settings."""
+    config = json.loads(SAMPLE.read_text(encoding="utf-8"))
+    params = config["adapter_params"]
+    identity = {name: changes.pop(name) for name in ("weights", "tokenizer", "compatibility") if name in changes}
+    params["models"][MODEL].update(identity)
+    params["models"]["other/model"] = copy.copy(params["models"][MODEL])
+    params.update(served.options)
+    params.update(changes)
+    return config
+
+
+@contextmanager
+def created(config: dict[str, Any]) -> Iterator[Any]:
+    """As LMCache's server makes an adapter from its command line."""
+    adapter = create_l2_adapter(PluginL2AdapterConfig.from_dict(config))
+    adapter.set_backend_identity(config["type"])
+    try:
+        yield adapter
+    finally:
+        adapter.close()
+
+
+class Server:
+    """What LMCache's controllers do with an adapter, for one rank's keys."""
+
+    def __init__(self, adapter: Any, *, shape: Sequence[int] = SHAPE, dtype: Any = torch.bfloat16, **key: Any) -> None:
+        self.adapter = adapter
+        self.deadlines_s = DEADLINES_S
+        self.shape, self.dtype = torch.Size(shape), dtype
+        self.key = {"model_name": MODEL, "kv_rank": ObjectKey.ComputeKVRank(2, 0, 2, 0), **key}
+        self.allocator = TensorMemoryAllocator(torch.zeros(16 << 20, dtype=torch.uint8))
+        self.lock = threading.Lock()
+
+    def keys(self, prompt: int, chunks: int) -> list[ObjectKey]:
+        made, last = [], f"prompt {prompt}".encode()
+        for _ in range(chunks):
+            last = hashlib.sha256(last).digest()
+            made.append(ObjectKey(chunk_hash=last, **self.key))
+        return made
+
+    @contextmanager
+    def objects(self, prompt: int, chunks: int) -> Iterator[list[MemoryObj]]:
+        with self.lock:
+            made = [self.allocator.allocate([self.shape], [self.dtype], MemoryFormat.KV_2LTD) for _ in range(chunks)]
+        for index, one in enumerate(made):
+            view = memoryview(one.byte_array).cast("B")
+            view[:] = content(prompt, index, len(view))
+        yield made
+        with self.lock:
+            for one in made:
+                one.ref_count_down()
+
+    def wait(self, fd: int, take: Any, limit_s: float) -> Any:
+        """As a controller: poll the descriptor, then ask. Other threads of a test may take the signal first."""
+        poller = select.poll()
+        poller.register(fd, select.POLLIN)
+        until = time.monotonic() + limit_s + 2
+        while time.monotonic() < until:
+            if poller.poll(50):
+                consume_fd(fd)
+            found = take()
+            if found is not None:
+                return found
+        raise AssertionError("the task did not end")
+
+    def store(self, prompt: int, chunks: int) -> int:
+        keys = self.keys(prompt, chunks)
+        with self.objects(prompt, chunks) as objects:
+            task = self.adapter.submit_store_task(keys, objects)
+            ended = self.wait(self.adapter.get_store_event_fd(), lambda: self._popped(task), DEADLINES_S[2])
+        return chunks if ended.is_successful() else 0
+
+    def _popped(self, task: int) -> Any:
+        with self.lock:
+            self.popped = {**getattr(self, "popped", {}), **self.adapter.pop_completed_store_tasks()}
+            return self.popped.pop(task, None)
+
+    def found(self, prompt: int, chunks: int) -> int:
+        layouts = {self.key.get("object_group_id", 0): MemoryLayoutDesc([self.shape], [self.dtype])}
+        task = self.adapter.submit_lookup_and_lock_task(self.keys(prompt, chunks), layouts)
+        found = self.wait(
+            self.adapter.get_lookup_and_lock_event_fd(),
+            lambda: self.adapter.query_lookup_and_lock_result(task),
+            DEADLINES_S[0],
+        )
+        return int(found.count_leading_ones())
+
+    def load(self, prompt: int, chunks: int) -> Sequence[bool]:
+        keys = self.keys(prompt, chunks)
+        with self.objects(-prompt, chunks) as objects:
+            task = self.adapter.submit_load_task(keys, objects)
+            loaded = self.wait(
+                self.adapter.get_load_event_fd(), lambda: self.adapter.query_load_result(task), DEADLINES_S[1]
+            )
+            self.adapter.submit_unlock(keys)
+            hits = [loaded.test(index) for index in range(chunks)]
+            for index, (hit, one) in enumerate(zip(hits, objects, strict=True)):
+                read = bytes(one.byte_array)
+                assert not hit or read == content(prompt, index, len(read)), index
+        return hits
+
+
+class LmcacheBench:
+    """`kvgw.engines.testing.Bench` for LMCache."""
+
+    def __init__(self, served: Gateway) -> None:
+        self.served = served
+        self.tenants = served.tenants
+        self.stop, self.start, self.kill = served.stop, served.start, served.kill
+        self.freeze, self.thaw, self.damage_one = served.freeze, served.thaw, served.damage_one
+
+    @property
+    def other_kinds(self) -> Iterator[Mapping[str, Any]]:
+        for setting in ("weights", "tokenizer", "compatibility"):
+            yield {"params": {setting: "another"}}
+        yield {"server": {"model_name": "other/model"}}
+        yield {"server": {"model_name": "a model/that kvgw is not told about"}}
+        yield {"server": {"kv_rank": ObjectKey.ComputeKVRank(2, 1, 2, 1)}}
+        yield {"server": {"kv_rank": ObjectKey.ComputeKVRank(4, 0, 4, 0)}}
+        yield {"server": {"object_group_id": 1}}
+        yield {"server": {"shape": (2, 256, 3, 8)}}
+        yield {"server": {"dtype": torch.float16}}
+        yield {"server": {"cache_salt": "someone"}}
+
+    @contextmanager
+    def adapter(self, changes: Mapping[str, Any] | None = None, *, tenant: str = "") -> Iterator[Server]:
+        changes = changes or {}
+        entries = {f"{name}-secret": {"token_file": str(path)} for name, path in self.served.tokens.items()}
+        tenants = self.served.folder.parent / "tenants.json"
+        tenants.write_text(json.dumps({"by": "cache_salt", "tenants": entries}))
+        who = {"cache_salt": f"{tenant}-secret"} if tenant else {}
+        config = adapter_config(self.served, tenants_file=str(tenants), **changes.get("params", {}))
+        with created(config) as adapter:
+            yield Server(adapter, **{**who, **changes.get("server", {})})
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[LmcacheBench]:
+    with gateway(tmp_path / "data") as served:
+        yield LmcacheBench(served)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_conformance(name: str, bench: LmcacheBench) -> None:
+    SCENARIOS[name](bench)
