@@ -29,8 +29,12 @@ from kvgw.server.serve import Serving, serving
 from kvgw.settings import ServerSettings, Settings
 from tests.support.admin import Admin
 from tests.support.gateways import SMALL
+from tests.support.postgres import Postgres
+from tests.support.seaweed import S3Server
+from tests.support.several import Footing
 
-CASES_OF_A_ROUTE = 40
+QUICK, THOROUGH = 20, 170
+"""Cases of each route: in every run, and for the 5,000 of F01."""
 POWERS = ["ns:read", "ns:admin", "tenant:admin", "audit:read", "metrics:read", "key:rotate", "shred", "operator"]
 CHECKS = [
     not_a_server_error,
@@ -82,7 +86,7 @@ async def target_of(served: Serving) -> Target:
     return Target(address, made["token"], build_app(served.gateway).openapi())
 
 
-def fuzz(target: Target) -> int:
+def fuzz(target: Target, cases: int) -> int:
     """Ask every operation with generated cases, right and wrong ones; how many there were."""
     schema = schemathesis.openapi.from_dict(target.description)
     count = 0
@@ -91,7 +95,7 @@ def fuzz(target: Target) -> int:
 
         @seed(20261129)
         @hypothesis_settings(
-            max_examples=CASES_OF_A_ROUTE,
+            max_examples=cases,
             deadline=None,
             database=None,
             phases=[Phase.explicit, Phase.generate],
@@ -109,8 +113,35 @@ def fuzz(target: Target) -> int:
 
 
 # The fuzzer's own way of drawing, which Hypothesis frowns upon.
-@pytest.mark.filterwarnings("ignore:Do not use the `random` module")
+unusual_draws = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
+
+
+@unusual_draws
 @pytest.mark.timeout(300)
+def test_F01_a_few_cases(tmp_path: Path) -> None:
+    with listening_gateway(SMALL, tmp_path / "gw") as target:
+        print(f"F01: {fuzz(target, QUICK)} cases")
+
+
+@pytest.mark.slow
+@unusual_draws
+@pytest.mark.timeout(1500)
 def test_F01_on_sqlite(tmp_path: Path) -> None:
     with listening_gateway(SMALL, tmp_path / "gw") as target:
-        print(f"F01: {fuzz(target)} cases")
+        count = fuzz(target, THOROUGH)
+    print(f"F01: {count} cases")
+    assert count >= 5000
+
+
+@pytest.mark.slow
+@unusual_draws
+@pytest.mark.postgres
+@pytest.mark.s3
+@pytest.mark.timeout(1500)
+def test_F01_on_postgresql(postgres: Postgres, seaweed: S3Server, tmp_path: Path) -> None:
+    footing = Footing(postgres, seaweed, tmp_path)
+    footing.prepare()
+    with listening_gateway(footing.settings(), tmp_path / "gw") as target:
+        count = fuzz(target, THOROUGH)
+    print(f"F01: {count} cases")
+    assert count >= 5000
