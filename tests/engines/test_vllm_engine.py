@@ -140,7 +140,6 @@ def test_a_server_takes_what_another_stored(
         assert second.metric("vllm:kvgw_tokens_loaded_total") == 1280
 
 
-@pytest.mark.smoke
 def test_a_second_engine_loads_and_a_third_of_another_revision_does_not(
     tmp_path: Path, gateway: Served, tiny: Path, right: dict[int, list[int]]
 ) -> None:
