@@ -24,7 +24,7 @@ from storage.errors import StorageError
 from storage.s3 import S3Capabilities, S3Tier
 from tenancy import migrate
 from tenancy.errors import TenancyError
-from tenancy.rootkey import FileRootKey
+from tenancy.keys.rootkey import FileRootKey
 
 
 class Verdict(StrEnum):

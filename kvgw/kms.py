@@ -22,8 +22,8 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from storage.s3.client import DirectHttp, GuardedResolver, make_session
 from tenancy.errors import KeyDamaged, KeyGone, KeyMismatch, KeyRefused, KeyUnavailable
-from tenancy.secret import KEY_BYTES, SecretBytes
-from tenancy.wrapping import KeyContext, remote_parts, remote_record
+from tenancy.keys.secret import KEY_BYTES, SecretBytes
+from tenancy.keys.wrapping import KeyContext, remote_parts, remote_record
 
 REQUEST_SECONDS: Final = 5.0
 """One question to KMS with all its retries."""
@@ -104,7 +104,7 @@ class _Description(TypedDict):
 
 
 class KmsRootKey:
-    """A `tenancy.rootkey.RootKey` whose provider is AWS KMS, or a service that speaks its protocol."""
+    """A `tenancy.keys.rootkey.RootKey` whose provider is AWS KMS, or a service that speaks its protocol."""
 
     provider = "aws-kms"
 

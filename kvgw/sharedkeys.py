@@ -11,11 +11,11 @@ from uuid import UUID
 from storage.errors import StorageError
 from storage.s3 import S3Objects
 from tenancy.errors import KeyGone, KeyUnavailable
-from tenancy.keystore import GENERATION_FILE, KeyVersions, encode_versions, parse_generation, parse_versions
+from tenancy.keys.keystore import GENERATION_FILE, KeyVersions, encode_versions, parse_generation, parse_versions
 
 
 class S3KeyStore:
-    """A `tenancy.keystore.KeyStore` over S3 objects. An S3 that does not answer is `KeyUnavailable`."""
+    """A `tenancy.keys.keystore.KeyStore` over S3 objects. An S3 that does not answer is `KeyUnavailable`."""
 
     def __init__(self, objects: S3Objects) -> None:
         self._objects = objects

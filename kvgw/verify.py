@@ -15,10 +15,10 @@ import msgspec
 
 from kvgw.settings import SettingsError
 from kvgw.witness import notes_in
-from tenancy import auditing
+from tenancy.audit import auditing
+from tenancy.audit.verifying import INSIDE, Broken, Verdict, Verification
 from tenancy.engine import Database
 from tenancy.sight import NO_TENANT, WHOLE_AUDIT
-from tenancy.verifying import INSIDE, Broken, Verdict, Verification
 
 EXPORT_VERSION: Final = 1
 BESIDE: Final = "in the export"

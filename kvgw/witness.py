@@ -17,7 +17,7 @@ import msgspec
 from kvgw.runtime import Rng, Workers
 from kvgw.settings import SettingsError
 from storage.s3 import S3Objects
-from tenancy.checkpoints import NOTE_CHARACTERS_MAX, Checkpoint
+from tenancy.audit.checkpoints import NOTE_CHARACTERS_MAX, Checkpoint
 from tenancy.errors import CheckpointNotKept
 
 FOLDER: Final = "audit"

@@ -12,7 +12,6 @@ from functools import partial
 from sqlalchemy import Connection
 
 from tenancy import (
-    audit,
     eviction,
     formats,
     generation,
@@ -28,7 +27,9 @@ from tenancy import (
     usage,
     visible,
 )
-from tenancy.audit import Act
+from tenancy.audit import chain
+from tenancy.audit.chain import Act
+from tenancy.audit.records import Records
 from tenancy.births import Batch, NewChunk
 from tenancy.engine import Database
 from tenancy.eviction import Candidate
@@ -39,7 +40,6 @@ from tenancy.outbox import Waiting
 from tenancy.placements import DueWrite
 from tenancy.processes import Process
 from tenancy.putting import Committed, Reserved
-from tenancy.records import Records
 from tenancy.registrar import Registrar
 from tenancy.sight import NO_TENANT, Sight
 from tenancy.sweep import DoomedPlacement
@@ -141,7 +141,7 @@ class Catalog(Registrar, Records):
         def body(connection: Connection) -> tuple[int, list[bytes], int]:
             count, unneeded = sweep.delete_keys(connection, scope, format_id, entry_keys, now_ms)
             grown = generation.grow(connection) if count else generation.current(connection)
-            audit.record(connection, replace(act, detail={**act.detail, "deleted": count}), now_ms)
+            chain.record(connection, replace(act, detail={**act.detail, "deleted": count}), now_ms)
             return count, unneeded, grown
 
         return await self._database.write(body, Sight(scope.tenant))

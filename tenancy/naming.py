@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from blake3 import blake3
 
-from tenancy.secret import KEY_BYTES, SecretBytes
+from tenancy.keys.secret import KEY_BYTES, SecretBytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from uuid import UUID
 
 from tenancy.catalog import Catalog
-from tenancy.keyring import Keyring
+from tenancy.keys.keyring import Keyring
 from tenancy.model import Scope
 from tenancy.policy import Policy
 from tenancy.ports import RandomBytes

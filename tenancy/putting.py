@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
-from tenancy import epochs, quota
+from tenancy import quota
 from tenancy.births import Batch, NewChunk, attach_labels, insert_chunks, insert_entries
 from tenancy.errors import NamespaceUnknown, ReservationExpired
+from tenancy.keys import epochs
 from tenancy.model import FoundChunk, Node, Scope, suffices
 from tenancy.planning import plan_commit
 from tenancy.processes import PROCESS_LEASE_MS

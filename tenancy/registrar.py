@@ -10,10 +10,12 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
-from tenancy import audit, epochs, recounting, registry, tokens
-from tenancy.audit import Act
+from tenancy import recounting, registry, tokens
+from tenancy.audit import chain
+from tenancy.audit.chain import Act
 from tenancy.engine import Database
-from tenancy.epochs import Epoch
+from tenancy.keys import epochs
+from tenancy.keys.epochs import Epoch
 from tenancy.model import Namespace, Scope
 from tenancy.policy import Policy
 from tenancy.recounting import Drift
@@ -39,7 +41,7 @@ class Registrar:
 
         def transaction(connection: Connection) -> Result:
             result = body(connection)
-            audit.record(connection, act, now_ms)
+            chain.record(connection, act, now_ms)
             return result
 
         return await self._database.write(transaction, Sight(tenant))
@@ -85,7 +87,7 @@ class Registrar:
                     "s3_bytes": drift.s3_bytes,
                 }
                 told = replace(act, tenant=drift.tenant, namespace=drift.namespace, detail=detail)
-                audit.record(connection, told, now_ms)
+                chain.record(connection, told, now_ms)
             return drift
 
         counts: list[Callable[[Connection], Drift]] = [

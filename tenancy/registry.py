@@ -65,6 +65,8 @@ def create_namespace(
     """Add a namespace with its wrapped keys. Raises `RegistryRefused` when the name is taken or not a name."""
     check_name("namespace", name)
     serialise(connection)
+    if connection.scalar(select(tenant.c.state).where(tenant.c.tenant_id == scope.tenant)) != "active":
+        raise RegistryRefused("the tenant is suspended or on its way out: it gets no namespace")
     if find_namespace(connection, scope.tenant, name) is not None:
         raise RegistryRefused(f"a namespace named {name!r} exists already")
     connection.execute(

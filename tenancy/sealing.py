@@ -24,8 +24,8 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from tenancy.errors import SealBroken, SealFault
-from tenancy.kdf import NONCE_BYTES, CommittingKey, committing_key
-from tenancy.secret import SecretBytes
+from tenancy.keys.kdf import NONCE_BYTES, CommittingKey, committing_key
+from tenancy.keys.secret import SecretBytes
 
 LENGTH_MAX: Final = 256 * 1024 * 1024
 """Longest plaintext in bytes."""

@@ -13,7 +13,7 @@ import pytest
 from kvgw.admin.app import OPEN_ROUTES
 from kvgw.runtime import SystemRng, ThreadWorkers
 from kvgw.settings import load
-from tenancy.rootkey import FileRootKey
+from tenancy.keys.rootkey import FileRootKey
 from tests.support.aio import run as run_async
 from tests.support.deployment import (
     MANIFESTS,

@@ -11,8 +11,8 @@ from pydantic import BaseModel, Field
 from kvgw.admin.bodies import StrictRoute
 from kvgw.admin.seat import OWN, Seat, Seated
 from tenancy.access import Permission
-from tenancy.audit import Record
-from tenancy.auditing import PAGE_MAX, Wanted
+from tenancy.audit.auditing import PAGE_MAX, Wanted
+from tenancy.audit.chain import Record
 from tenancy.errors import NamespaceUnknown
 
 router: Final = APIRouter(route_class=StrictRoute, tags=["audit"])

@@ -16,12 +16,12 @@ from kvgw.admin.bodies import Body, StrictRoute
 from kvgw.admin.seat import Confirm, NamespaceName, Seat, Seated, TenantName, confirmed
 from kvgw.admin.selectors import DeletionBody, selector_of
 from kvgw.errors import RequestRefused
-from tenancy import selection
 from tenancy.access import Permission
-from tenancy.deletion import NO_NAMESPACE, Job
+from tenancy.deletion import selection
+from tenancy.deletion.jobs import NO_NAMESPACE, Job
+from tenancy.deletion.selection import Selector
 from tenancy.errors import NamespaceUnknown
 from tenancy.model import Scope
-from tenancy.selection import Selector
 
 router: Final = APIRouter(route_class=StrictRoute, tags=["deletions"])
 

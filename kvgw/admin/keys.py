@@ -11,8 +11,8 @@ from pydantic import BaseModel, Field
 from kvgw.admin.bodies import Body, StrictRoute
 from kvgw.admin.seat import Confirm, NamespaceName, Seated, TenantName, confirmed
 from tenancy.access import Permission
-from tenancy.custody import KeyStatus
-from tenancy.epochs import EPOCH_MAX, EpochPolicy
+from tenancy.keys.custody import KeyStatus
+from tenancy.keys.epochs import EPOCH_MAX, EpochPolicy
 from tenancy.registry import check_unprotected
 
 router: Final = APIRouter(route_class=StrictRoute, tags=["keys"])

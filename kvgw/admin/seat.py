@@ -13,7 +13,7 @@ from kvgw.errors import Code, RequestRefused
 from kvgw.gateway.translate import translated
 from kvgw.wiring import Opened
 from tenancy.access import Caller, Permission
-from tenancy.audit import Act, Detail
+from tenancy.audit.chain import Act, Detail
 from tenancy.errors import NamespaceUnknown
 from tenancy.model import Namespace
 

@@ -9,10 +9,11 @@ from pydantic import Field, model_validator
 from kvgw.admin.bodies import Body, Duration
 from kvgw.admin.seat import Seat
 from kvgw.durations import duration_ms
-from tenancy import naming, selection
+from tenancy import naming
+from tenancy.deletion import selection
+from tenancy.deletion.selection import Selector
 from tenancy.errors import FormatUnknown
 from tenancy.model import FormatRow, Namespace
-from tenancy.selection import Selector
 
 KEYS_MAX: Final = 400
 

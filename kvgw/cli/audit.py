@@ -27,9 +27,9 @@ from kvgw.wiring.tiers import open_audit_objects
 from kvgw.witness import FILE, FOLDER, notes_from, notes_in
 from storage.errors import StorageError
 from tenancy import migrate
-from tenancy.audit import printable
+from tenancy.audit.chain import printable
+from tenancy.audit.verifying import Finding, Verdict
 from tenancy.errors import TenancyError
-from tenancy.verifying import Finding, Verdict
 
 audit = typer.Typer(help="The log of what was done, by whom.", no_args_is_help=True)
 

@@ -14,7 +14,7 @@ from kvgw.cli.options import Config, Data, Json
 from kvgw.cli.output import console, human_bytes, print_json, print_table
 from kvgw.errors import KvgwError, Outage, RequestRefused
 from kvgw.settings import SettingsError
-from tenancy.receipt import faults
+from tenancy.deletion.receipt import faults
 
 deletions = typer.Typer(help="Deletions and their receipts.", no_args_is_help=True)
 

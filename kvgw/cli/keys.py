@@ -14,7 +14,7 @@ from kvgw.cli.output import console, print_json, print_table
 from kvgw.errors import RequestRefused
 from kvgw.runtime import SystemRng, ThreadWorkers
 from kvgw.wiring.keys import keys_folder
-from tenancy.rootkey import FileRootKey
+from tenancy.keys.rootkey import FileRootKey
 
 keys = typer.Typer(help="The root key, and rotating, re-wrapping and destroying keys.", no_args_is_help=True)
 

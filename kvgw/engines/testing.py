@@ -217,13 +217,13 @@ SCENARIOS: Final[Mapping[str, Callable[[Bench], None]]] = {
 
 def _bounded(adapter: Adapter) -> None:
     """Without a gateway everything fails, within its deadline, and again as often as it is asked for."""
-    lookup_s, load_s, store_s = adapter.deadlines_s
+    fails: tuple[Callable[[], bool], ...] = (
+        lambda: adapter.found(1, CHUNKS) == 0,
+        lambda: not any(adapter.load(1, CHUNKS)),
+        lambda: adapter.store(3, CHUNKS) == 0,
+    )
     for _ in range(2):
-        for limit_s, failed in (
-            (lookup_s, lambda: adapter.found(1, CHUNKS) == 0),
-            (load_s, lambda: not any(adapter.load(1, CHUNKS))),
-            (store_s, lambda: adapter.store(3, CHUNKS) == 0),
-        ):
+        for limit_s, failed in zip(adapter.deadlines_s, fails, strict=True):
             started = time.monotonic()
             assert failed()
             assert time.monotonic() - started < limit_s + _SLACK_S

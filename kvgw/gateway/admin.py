@@ -20,11 +20,11 @@ from storage.arena import Arena
 from storage.nvme import NvmeState, NvmeTier
 from tenancy.access import Caller, Permission
 from tenancy.errors import CatalogUnavailable, KeyRefused, KeyUnavailable, NamespaceUnknown, RegistryRefused
+from tenancy.keys.rootkey import RootKey
 from tenancy.model import Namespace
 from tenancy.policy import Policy
 from tenancy.provision import create_namespace
 from tenancy.registry import check_name
-from tenancy.rootkey import RootKey
 from tenancy.schema import UNLIMITED
 
 

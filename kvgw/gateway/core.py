@@ -44,7 +44,7 @@ from kvgw.model import (
 )
 from storage.tier import blob_name
 from tenancy.access import Caller, Permission
-from tenancy.audit import Act
+from tenancy.audit.chain import Act
 from tenancy.errors import CatalogUnavailable
 from tenancy.formats import FormatDescription
 from tenancy.naming import entry_keys, format_fingerprint

@@ -12,7 +12,7 @@ from kvgw.runtime import Clock
 from tenancy.access import Caller
 from tenancy.catalog import Catalog
 from tenancy.errors import FormatUnknown, KeyRefused, KeyUnavailable, NamespaceUnknown
-from tenancy.keyring import Keyring, NamespaceKeys
+from tenancy.keys.keyring import Keyring, NamespaceKeys
 from tenancy.model import FormatRow, Namespace, Scope
 from tenancy.naming import format_fingerprint
 from tenancy.policy import may_read

@@ -21,9 +21,9 @@ from storage.access import Reading, Window
 from storage.errors import BlobDamaged, BlobMissing, StagingBusy, TierMisconfigured, TierUnavailable
 from storage.tier import blob_name
 from tenancy.errors import CatalogUnavailable, KeyUnavailable, SealBroken
+from tenancy.keys.secret import SecretBytes
 from tenancy.model import FormatRow, FoundChunk
 from tenancy.sealing import BlobAddress, Sealed, open_sealed
-from tenancy.secret import SecretBytes
 
 PIPELINE_DEPTH: Final = 2
 """Groups of one GET in windows at once: one on its way to the client, one being read."""

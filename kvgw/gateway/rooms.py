@@ -18,9 +18,9 @@ from storage.staging import Staging
 from storage.tier import Tier
 from storage.tracing import Tracer
 from tenancy.catalog import Catalog
-from tenancy.deletions import Deletions
-from tenancy.keyring import Keyring
-from tenancy.signing import Signer
+from tenancy.deletion.deletions import Deletions
+from tenancy.keys.keyring import Keyring
+from tenancy.keys.signing import Signer
 from tenancy.timekeeping import CatalogTime
 
 

@@ -22,9 +22,9 @@ from storage.access import Draft, Window
 from storage.errors import StorageError
 from storage.tier import blob_name
 from tenancy.births import Batch, NewChunk
+from tenancy.keys.secret import SecretBytes
 from tenancy.model import FormatRow
 from tenancy.sealing import SEG_LOG2_DEFAULT, BlobAddress, Sealed, seal
-from tenancy.secret import SecretBytes
 
 PIPELINE_DEPTH: Final = 2
 """Groups of one PUT in windows at once: one being received, one being sealed."""

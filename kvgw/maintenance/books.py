@@ -9,13 +9,13 @@ from typing import Final
 
 from kvgw.gateway.rooms import Rooms
 from kvgw.runtime import finish
-from tenancy import checkpoints
-from tenancy.audit import Act
+from tenancy.audit import checkpoints
+from tenancy.audit.chain import Act
+from tenancy.audit.verifying import Broken, Finding, Verification
 from tenancy.errors import AuditBroken, CatalogUnavailable
 from tenancy.metering import DAY_MS, HOUR_MS, KEPT_DAYS
 from tenancy.model import Scope
 from tenancy.registrar import GATEWAY
-from tenancy.verifying import Broken, Finding, Verification
 
 log = logging.getLogger("kvgw.audit")
 

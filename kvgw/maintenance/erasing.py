@@ -19,13 +19,13 @@ from kvgw.maintenance.sweep import Sweep
 from storage.errors import StorageError
 from storage.tier import blob_name
 from storage.tracing import Trace
-from tenancy.audit import Act
-from tenancy.deletion import Job, Look, Progress
-from tenancy.erasure import Outstanding
+from tenancy.audit.chain import Act
+from tenancy.deletion.erasure import Outstanding
+from tenancy.deletion.jobs import Job, Look, Progress
+from tenancy.deletion.selection import Namespace as Whole
 from tenancy.errors import DeletionUnsupported, NamespaceUnknown, TenancyError
 from tenancy.model import Namespace
 from tenancy.registrar import GATEWAY
-from tenancy.selection import Namespace as Whole
 
 log = logging.getLogger("kvgw.maintenance")
 

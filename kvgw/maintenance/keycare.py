@@ -7,9 +7,9 @@ from typing import Final
 
 from kvgw.gateway.rooms import Rooms
 from storage.tier import blob_name
-from tenancy import epochs
-from tenancy.audit import Act
+from tenancy.audit.chain import Act
 from tenancy.errors import NamespaceUnknown
+from tenancy.keys import epochs
 from tenancy.model import Namespace, Scope
 from tenancy.registrar import GATEWAY
 

@@ -15,9 +15,9 @@ from kvgw.gateway.rooms import Rooms
 from storage.errors import StorageError
 from storage.tier import blob_name
 from storage.tracing import Trace, Tracer, namespace_prefix
-from tenancy.deletion import Job, Look
-from tenancy.deletions import Deletions
-from tenancy.erasure import LEFT_MAX
+from tenancy.deletion.deletions import Deletions
+from tenancy.deletion.erasure import LEFT_MAX
+from tenancy.deletion.jobs import Job, Look
 from tenancy.errors import KeyRefused, KeyUnavailable
 from tenancy.model import Scope
 from tenancy.sealing import namespace_of

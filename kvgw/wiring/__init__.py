@@ -37,10 +37,10 @@ from storage.s3 import S3Tier
 from storage.shares import Shares
 from storage.staging import Staging
 from tenancy.catalog import Catalog
-from tenancy.custody import Custodian
-from tenancy.deletions import Deletions
+from tenancy.deletion.deletions import Deletions
 from tenancy.errors import CatalogUnavailable
-from tenancy.keyring import Keyring
+from tenancy.keys.custody import Custodian
+from tenancy.keys.keyring import Keyring
 from tenancy.model import Node
 from tenancy.policy import Policy
 from tenancy.timekeeping import CatalogTime

@@ -13,15 +13,15 @@ from kvgw.settings import Settings, SettingsError
 from kvgw.sharedkeys import S3KeyStore
 from kvgw.wiring.tiers import s3_options
 from storage.s3 import S3Objects
-from tenancy import keyfiles
-from tenancy.custody import GATEWAYS
-from tenancy.environmentroot import VARIABLE, EnvironmentRootKey
 from tenancy.errors import KeyUnavailable
-from tenancy.keystore import FileKeyStore, KeyStore
-from tenancy.rootkey import FileRootKey, RootKey
-from tenancy.secret import KEY_BYTES, SecretBytes
-from tenancy.signing import Signer
-from tenancy.wrapping import KeyContext
+from tenancy.keys import keyfiles
+from tenancy.keys.custody import GATEWAYS
+from tenancy.keys.environmentroot import VARIABLE, EnvironmentRootKey
+from tenancy.keys.keystore import FileKeyStore, KeyStore
+from tenancy.keys.rootkey import FileRootKey, RootKey
+from tenancy.keys.secret import KEY_BYTES, SecretBytes
+from tenancy.keys.signing import Signer
+from tenancy.keys.wrapping import KeyContext
 
 
 @dataclass(frozen=True, slots=True)

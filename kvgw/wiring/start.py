@@ -15,10 +15,10 @@ from kvgw.settings import DefaultSettings, LimitSettings, MaintenanceSettings, W
 from tenancy.access import DATA_PERMISSIONS, DEFAULT_NAMESPACE, Permission, new_token
 from tenancy.catalog import Catalog
 from tenancy.errors import KeyGone, KeyUnavailable, RegistryRefused
-from tenancy.keyring import Keyring
+from tenancy.keys.keyring import Keyring
+from tenancy.keys.secret import SecretBytes
 from tenancy.policy import Policy
 from tenancy.provision import create_namespace
-from tenancy.secret import SecretBytes
 
 FIRST_TENANT: Final = "default"
 FIRST_TOKEN_DAYS: Final = 365

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -55,12 +56,17 @@ class Gateway:
     def stop(self) -> None:
         assert self.running is not None
         self.running.stop()
-        self._stack.close()
+        self._ended()
 
     def kill(self) -> None:
         assert self.running is not None
         self.running.stop(signal.SIGKILL)
-        self._stack.close()
+        self._ended()
+
+    def ensure(self) -> None:
+        """Start it if a test left it ended."""
+        if self.running is None:
+            self.start()
 
     def freeze(self) -> None:
         assert self.running is not None
@@ -71,8 +77,9 @@ class Gateway:
         self.running.process.send_signal(signal.SIGCONT)
 
     def damage_one(self) -> None:
-        blobs = [path for path in (self.folder / "nvme").rglob("*") if path.is_file()]
-        blob = max(blobs, key=lambda path: path.stat().st_size)
+        # Chunks have thousands of bytes, what else is there has less; the newest is of the test that runs.
+        blobs = [path for path in (self.folder / "nvme").rglob("*") if path.is_file() and path.stat().st_size > 2000]
+        blob = max(blobs, key=lambda path: path.stat().st_mtime_ns)
         with blob.open("r+b") as file:
             file.seek(-100, os.SEEK_END)
             byte = file.read(1)
@@ -80,7 +87,13 @@ class Gateway:
             file.write(bytes([byte[0] ^ 1]))
 
     def close(self) -> None:
+        self._ended()
+
+    def _ended(self) -> None:
+        if self.running is not None and self.running.process.poll() is not None:
+            print(self.running.complaints(), file=sys.stderr)  # shown with a test that fails
         self._stack.close()
+        self.running = None
 
     def _token(self, tenant: str) -> Path:
         assert kvgw("tenant", "create", tenant, "--data", str(self.folder)).returncode == 0
@@ -92,6 +105,7 @@ class Gateway:
 
 @contextmanager
 def gateway(folder: Path) -> Iterator[Gateway]:
+    """For all tests of a module: each is apart from the others by what it gives as ``compatibility``."""
     made = Gateway(folder)
     try:
         yield made

@@ -145,8 +145,9 @@ class Server:
 class LmcacheBench:
     """`kvgw.engines.testing.Bench` for LMCache."""
 
-    def __init__(self, served: Gateway) -> None:
+    def __init__(self, served: Gateway, name: str) -> None:
         self.served = served
+        self.name = name
         self.tenants = served.tenants
         self.stop, self.start, self.kill = served.stop, served.start, served.kill
         self.freeze, self.thaw, self.damage_one = served.freeze, served.thaw, served.damage_one
@@ -171,17 +172,142 @@ class LmcacheBench:
         tenants = self.served.folder.parent / "tenants.json"
         tenants.write_text(json.dumps({"by": "cache_salt", "tenants": entries}))
         who = {"cache_salt": f"{tenant}-secret"} if tenant else {}
-        config = adapter_config(self.served, tenants_file=str(tenants), **changes.get("params", {}))
+        params = {"compatibility": self.name, "tenants_file": str(tenants), **changes.get("params", {})}
+        config = adapter_config(self.served, **params)
         with created(config) as adapter:
             yield Server(adapter, **{**who, **changes.get("server", {})})
 
 
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    with gateway(tmp_path_factory.mktemp("lmcache") / "data") as made:
+        yield made
+
+
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[LmcacheBench]:
-    with gateway(tmp_path / "data") as served:
-        yield LmcacheBench(served)
+def bench(running: Gateway, request: pytest.FixtureRequest) -> LmcacheBench:
+    running.ensure()
+    return LmcacheBench(running, request.node.name)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_conformance(name: str, bench: LmcacheBench) -> None:
     SCENARIOS[name](bench)
+
+
+def test_three_descriptors_and_results_that_are_given_once(bench: LmcacheBench) -> None:
+    with bench.adapter() as one, bench.adapter() as other:
+        fds = [
+            fd
+            for adapter in (one.adapter, other.adapter)
+            for fd in (
+                adapter.get_store_event_fd(),
+                adapter.get_lookup_and_lock_event_fd(),
+                adapter.get_load_event_fd(),
+            )
+        ]
+        assert len(set(fds)) == 6
+        task = one.adapter.submit_lookup_and_lock_task(one.keys(1, 1), {0: MemoryLayoutDesc([one.shape], [one.dtype])})
+        one.wait(fds[1], lambda: one.adapter.query_lookup_and_lock_result(task), DEADLINES_S[0])
+        assert one.adapter.query_lookup_and_lock_result(task) is None
+        assert one.adapter.pop_completed_store_tasks() == {}
+
+
+def test_only_the_bit_of_the_damaged_chunk_is_0(bench: LmcacheBench) -> None:
+    """Laws 2 and 3: not the ones behind it, which LMCache may use for other requests."""
+    with bench.adapter() as server:
+        assert server.store(1, CHUNKS) == CHUNKS
+    bench.stop()
+    bench.damage_one()
+    bench.start()
+    with bench.adapter() as server:
+        assert sorted(server.load(1, CHUNKS)) == [False, True, True, True]
+        assert server.adapter.report_status()["chunks_lost"] == 1
+
+
+def test_one_task_with_the_keys_of_two_ranks_and_a_stranger(bench: LmcacheBench) -> None:
+    """As LMCache asks: a row of keys for each rank. Each row's hits are its own."""
+    ranks = [ObjectKey.ComputeKVRank(2, rank, 2, rank) for rank in range(2)]
+    with bench.adapter() as server:
+        for rank, chunks in zip(ranks, (4, 2), strict=True):
+            server.key["kv_rank"] = rank
+            assert server.store(1, chunks) == chunks
+        rows = []
+        for rank, model in ((ranks[0], MODEL), (ranks[1], MODEL), (ranks[0], "unknown")):
+            server.key.update(kv_rank=rank, model_name=model)
+            rows += server.keys(1, 4)
+        layouts = {0: MemoryLayoutDesc([server.shape], [server.dtype])}
+        task = server.adapter.submit_lookup_and_lock_task(rows, layouts)
+        found = server.wait(
+            server.adapter.get_lookup_and_lock_event_fd(),
+            lambda: server.adapter.query_lookup_and_lock_result(task),
+            DEADLINES_S[0],
+        )
+        assert [found.test(index) for index in range(12)] == [True] * 6 + [False] * 6
+        assert server.adapter.report_status()["requests_not_served"] == 4
+
+
+def test_usage_by_salt_and_deletion(bench: LmcacheBench) -> None:
+    size = 2 * 3 * 256 * 8 * 2
+    with bench.adapter(tenant="red") as red:
+        assert red.store(1, CHUNKS) == CHUNKS
+        assert red.store(1, CHUNKS) == CHUNKS, "counted once"
+        assert dict(red.adapter.get_usage().bytes_by_cache_salt) == {"red-secret": CHUNKS * size}
+        red.adapter.delete(red.keys(1, CHUNKS)[2:])
+        assert red.found(1, CHUNKS) == 2
+        assert red.adapter.get_usage().total_bytes_used == 2 * size
+        bench.kill()
+        red.adapter.delete(red.keys(1, 2))
+        assert red.adapter.get_usage().total_bytes_used == 2 * size, "what may still be there is still counted"
+        status = red.adapter.report_status()
+        assert status["objects_tracked"] == 2
+
+
+def test_health_follows_the_gateway(bench: LmcacheBench) -> None:
+    with bench.adapter() as server:
+        assert server.store(1, 1) == 1
+        assert server.adapter.report_status()["is_healthy"] is True
+        bench.kill()
+        assert server.found(1, 1) == 0
+        server.adapter.submit_unlock(server.keys(1, 1))
+        assert server.adapter.report_status()["is_healthy"] is False
+
+
+def test_closing_ends_what_is_in_flight(bench: LmcacheBench) -> None:
+    """Law 7: LMCache takes its memory back afterwards."""
+    with bench.adapter() as server:
+        assert server.store(1, 1) == 1
+        bench.freeze()
+        try:
+            with server.objects(-1, 1) as objects:
+                task = server.adapter.submit_load_task(server.keys(1, 1), objects)
+                started = time.monotonic()
+                server.adapter.close()
+                assert time.monotonic() - started < DEADLINES_S[1], "it does not wait for the gateway"
+        finally:
+            bench.thaw()
+        assert server.adapter.query_load_result(task).popcount() == 0
+        late = server.adapter.submit_lookup_and_lock_task(server.keys(1, 1), {})
+        assert server.adapter.query_lookup_and_lock_result(late).popcount() == 0
+    assert not [thread for thread in threading.enumerate() if thread.name == "kvgw-lmcache"]
+
+
+def test_objects_that_lmcache_made_smaller_are_not_kept(bench: LmcacheBench) -> None:
+    with bench.adapter() as server:
+        with server.objects(1, 1) as objects:
+            objects[0].set_used_size(100)
+            task = server.adapter.submit_store_task(server.keys(1, 1), objects)
+            ended = server.wait(server.adapter.get_store_event_fd(), lambda: server._popped(task), DEADLINES_S[2])
+        assert not ended.is_successful()
+        assert server.found(1, 1) == 0
+
+
+def test_wrong_settings_end_the_start(running: Gateway) -> None:
+    for changes, sentence in (
+        ({"models": {}}, "'models' must name"),
+        ({"weights": ""}, "Qwen"),
+        ({"weigths": "x"}, "weigths"),
+        ({"model": "x"}, "keeps chunks of several models"),
+    ):
+        with pytest.raises(FormatError, match=sentence), created(adapter_config(running, **changes)):
+            pass

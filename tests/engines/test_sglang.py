@@ -16,19 +16,22 @@ from typing import Any
 
 import pytest
 
-sglang = pytest.importorskip("sglang", reason="SGLang has an environment of its own: make test-engines")
+pytest.importorskip("sglang", reason="SGLang has an environment of its own: make test-engines")
 
-import torch  # noqa: E402  # after the skip
-from sglang.srt.mem_cache.hicache_storage import (  # noqa: E402
+import torch  # after the skip
+from sglang.srt.mem_cache.hicache_storage import (
     HiCacheStorageConfig,
     HiCacheStorageExtraInfo,
+    HiCacheStorageFailureInjector,
     PoolName,
 )
-from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory  # noqa: E402
+from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
 
-from kvgw.engines.testing import SCENARIOS  # noqa: E402
-from tests.engines.bench import DEADLINES_S, Gateway, content, gateway  # noqa: E402
-from tests.engines.sglang_pool import MHATokenToKVPoolHost, MLATokenToKVPoolHost  # noqa: E402
+from kvgw.engines.sglang import KvgwHiCache
+from kvgw.engines.testing import CHUNKS, SCENARIOS
+from kvgw.errors import FormatError
+from tests.engines.bench import DEADLINES_S, Gateway, content, gateway
+from tests.engines.sglang_pool import MHATokenToKVPoolHost, MLATokenToKVPoolHost
 
 pytestmark = [pytest.mark.engine, pytest.mark.smoke]
 
@@ -145,8 +148,8 @@ def leading(results: Sequence[bool]) -> int:
 class SglangBench:
     """`kvgw.engines.testing.Bench` for SGLang; `kind`: mha or mla."""
 
-    def __init__(self, served: Gateway, kind: str) -> None:
-        self.served, self.kind = served, kind
+    def __init__(self, served: Gateway, kind: str, name: str) -> None:
+        self.served, self.kind, self.name = served, kind, name
         self.tenants = served.tenants
         self.stop, self.start, self.kill = served.stop, served.start, served.kill
         self.freeze, self.thaw, self.damage_one = served.freeze, served.thaw, served.damage_one
@@ -171,18 +174,148 @@ class SglangBench:
         pool = POOLS[self.kind](**changes.get("pool", {}))
         # SGLang tells a backend no request: a server is one tenant's, and a stranger is its own namespace.
         who = {"token_file": str(self.served.tokens[tenant])} if tenant in self.served.tokens else {}
-        extra = extra_config(self.served, **who, **changes.get("extra", {}))
+        extra = extra_config(self.served, **{"compatibility": self.name, **who, **changes.get("extra", {})})
         config = storage_config(extra, is_mla_model=self.kind == "mla", **changes.get("config", {}))
         with attached(config, pool) as backend:
+            assert isinstance(backend, (KvgwHiCache, HiCacheStorageFailureInjector))
             yield Server(backend, pool)
 
 
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    with gateway(tmp_path_factory.mktemp("sglang") / "data") as made:
+        yield made
+
+
 @pytest.fixture(params=["mha", "mla"])
-def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SglangBench]:
-    with gateway(tmp_path / "data") as served:
-        yield SglangBench(served, request.param)
+def bench(running: Gateway, request: pytest.FixtureRequest) -> SglangBench:
+    running.ensure()
+    return SglangBench(running, request.param, request.node.name)
+
+
+@pytest.fixture
+def mha(running: Gateway, request: pytest.FixtureRequest) -> SglangBench:
+    running.ensure()
+    return SglangBench(running, "mha", request.node.name)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_conformance(name: str, bench: SglangBench) -> None:
     SCENARIOS[name](bench)
+
+
+@pytest.mark.parametrize("layout", ["page_first", "page_first_direct"])
+def test_pages_of_both_layouts(layout: str, bench: SglangBench) -> None:
+    with bench.adapter({"pool": {"layout": layout}}) as server:
+        assert server.store(1, CHUNKS) == CHUNKS
+    with bench.adapter({"pool": {"layout": layout}}) as server:
+        assert all(server.load(1, CHUNKS))
+
+
+def test_a_long_prompt_in_batches_and_few_windows(bench: SglangBench) -> None:
+    """A batch names what comes before it; windows for two pages carry all of them."""
+    little = {"load_bytes": 2 * 8 * 1024, "store_bytes": 2 * 8 * 1024}
+    with bench.adapter({"extra": little}) as server:
+        keys, indices = hashes(1, 12), server.indices(12)
+        server.fill(indices, 1)
+        tokens = server.pool.page_size
+        for first in (0, 5):
+            batch = slice(first, first + 5)
+            here = indices[first * tokens : (first + 5) * tokens]
+            assert all(server.backend.batch_set_v1(keys[batch], here, HiCacheStorageExtraInfo(keys[:first])))
+        assert server.found(1, 12) == 10
+        assert server.load(1, 12) == [True] * 10 + [False] * 2
+        stats = server.backend.get_stats()
+        assert (stats.backup_pgs, stats.prefetch_pgs) == ([5, 5], [10])
+        assert server.backend.get_stats().prefetch_pgs == []
+
+
+@pytest.mark.parametrize("layout", ["page_first", "layer_first"])
+def test_the_older_interface(mha: SglangBench, layout: str) -> None:
+    """Flat tensors, and a layout whose pages do not lie together."""
+    kind = {"pool": {"layout": layout}, "extra": {"interface_v1": 0}}
+    with mha.adapter(kind) as server:
+        keys = hashes(1, 3)
+        pages = [torch.randn(2 * 3 * 8 * 2 * 16).to(torch.bfloat16) for _ in range(2)]
+        assert server.backend.batch_set(keys[:2], pages)
+        assert not server.backend.set(keys[2])
+        assert server.backend.exists(keys[1])
+        assert not server.backend.exists(keys[2])
+    with mha.adapter(kind) as server:
+        read = server.backend.batch_get(keys, [server.pool.get_dummy_flat_data_page() for _ in keys])
+        assert read[2] is None
+        assert all(torch.equal(page, one) for page, one in zip(pages, read, strict=False))
+        assert torch.equal(server.backend.get(keys[1]), pages[1])
+
+
+def test_mla_is_written_by_one_rank_and_read_by_all(running: Gateway, request: pytest.FixtureRequest) -> None:
+    running.ensure()
+    bench = SglangBench(running, "mla", request.node.name)
+    with bench.adapter({"config": {"tp_rank": 1}}) as follower:
+        assert follower.store(1, CHUNKS) == CHUNKS, "SGLang must not take it for a failure"
+        assert follower.found(1, CHUNKS) == 0, "and nothing was written"
+        with bench.adapter() as writer:
+            assert writer.store(1, CHUNKS) == CHUNKS
+        assert all(follower.load(1, CHUNKS))
+
+
+def test_detached_and_attached_again_while_the_server_runs(mha: SglangBench) -> None:
+    """Law 7: nothing is left of the first one."""
+    with mha.adapter() as first:
+        assert first.store(1, CHUNKS) == CHUNKS
+    assert not [thread for thread in threading.enumerate() if thread.name == "kvgw-sglang"]
+    assert first.found(1, CHUNKS) == 0
+    assert first.store(2, CHUNKS) == 0
+    with mha.adapter() as second:
+        assert all(second.load(1, CHUNKS))
+
+
+def test_clear_deletes_nothing_and_ends_nothing(mha: SglangBench) -> None:
+    with mha.adapter() as server:
+        assert server.store(1, CHUNKS) == CHUNKS
+        server.backend.clear()
+        assert server.found(1, CHUNKS) == CHUNKS
+
+
+def test_keys_that_are_no_hashes_are_misses(mha: SglangBench) -> None:
+    with mha.adapter() as server:
+        assert server.backend.batch_exists(["no hash"]) == 0
+        assert server.backend.batch_set_v1(["no hash"], server.indices(1)) == [False]
+        assert server.backend.batch_get_v1(["no hash"], server.indices(1)) == [False]
+
+
+def test_read_only(mha: SglangBench) -> None:
+    with mha.adapter({"extra": {"store": False}}) as reader:
+        assert reader.store(1, CHUNKS) == 0
+        with mha.adapter() as writer:
+            assert writer.store(1, CHUNKS) == CHUNKS
+        assert all(reader.load(1, CHUNKS))
+
+
+def test_sglangs_own_fault_injection(mha: SglangBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SGLANG_TEST_HICACHE_BACKEND_RANDOM_FAILURE", "1.0")
+    with mha.adapter() as server:
+        assert isinstance(server.backend, HiCacheStorageFailureInjector)
+        assert server.store(1, CHUNKS) == 0
+    monkeypatch.setenv("SGLANG_TEST_HICACHE_BACKEND_RANDOM_FAILURE", "0.0")
+    with mha.adapter() as server:
+        assert server.store(1, CHUNKS) == CHUNKS
+
+
+def test_what_cannot_be_served_is_refused_when_it_is_attached(mha: SglangBench) -> None:
+    for changes, sentence in (
+        ({"extra": {"weights": ""}}, "'weights'"),
+        ({"extra": {"weigths": "x"}}, "weigths"),
+        ({"extra": {"tenants_file": "x"}}, "no setting tenants_file"),
+        ({"config": {"attn_cp_size": 2}}, "context parallelism"),
+        ({"config": {"should_split_heads": True}}, "tp_lcm_size"),
+        ({"pool": {"layout": "layer_first"}}, "--hicache-mem-layout"),
+        ({"pool": {"dtype": torch.uint8}}, "'kv_dtype'"),
+    ):
+        with pytest.raises(FormatError, match=sentence), mha.adapter(changes):
+            pass
+    mla = storage_config(extra_config(mha.served), is_mla_model=True)
+    with pytest.raises(FormatError, match="kv_cache_dim"), attached(mla, MHATokenToKVPoolHost()):
+        pass
+    with mha.adapter() as server, pytest.raises(FormatError, match="mamba"):
+        server.backend.register_mem_host_pool_v2(server.pool, PoolName.MAMBA)

@@ -20,15 +20,15 @@ from kvgw.verify import verify_catalog
 from kvgw.witness import Witness, notes_from, notes_in
 from storage.errors import TierUnavailable
 from storage.s3 import S3Objects, S3Options
-from tenancy import audit
-from tenancy.audit import Act, Record
-from tenancy.auditing import Wanted
+from tenancy.audit import chain
+from tenancy.audit.auditing import Wanted
+from tenancy.audit.chain import Act, Record
+from tenancy.audit.checkpoints import sign
+from tenancy.audit.verifying import Finding
 from tenancy.catalog import Catalog
-from tenancy.checkpoints import sign
 from tenancy.errors import AuditBroken, CatalogUnavailable
 from tenancy.metering import DAY_MS, HOUR_MS, KEPT_DAYS
 from tenancy.model import FormatRow, Scope
-from tenancy.verifying import Finding
 from tests.kvgw.maintenance_bench import CHUNK, Works, works
 from tests.support.admin import Admin
 from tests.support.aio import aio
@@ -215,7 +215,7 @@ async def test_a_minute_of_a_namespace_is_one_record_and_an_idle_one_is_none(tmp
 async def test_a_delete_is_recorded_in_its_own_transaction_and_without_keys(tmp_path: Path) -> None:
     async with works(tmp_path) as one:
         await one.put(3, "secret")
-        with mock.patch.object(audit, "record", unavailable), pytest.raises(Outage):
+        with mock.patch.object(chain, "record", unavailable), pytest.raises(Outage):
             await one.client.delete(one.registered, keys_of(3, "secret"))
         assert await one.hits(3, "secret") == [0, 1, 2], "not recorded, not done"
         assert await one.client.delete(one.registered, keys_of(4, "secret")) == 3

@@ -11,8 +11,8 @@ import pytest
 from kvgw.verify import verify_catalog
 from kvgw.wiring.tiers import open_audit_objects
 from kvgw.witness import notes_from
-from tenancy.auditing import Wanted
-from tenancy.verifying import Finding
+from tenancy.audit.auditing import Wanted
+from tenancy.audit.verifying import Finding
 from tests.support.gateways import House, format_of, keys_of, payloads_of, read
 from tests.support.manual_clock import ManualClock
 from tests.support.several import Footing, on_footing

@@ -12,11 +12,11 @@ import pytest
 
 from kvgw.model import Label, PutOutcome
 from storage.tier import blob_name
-from tenancy.deletion import Job
-from tenancy.deletions import Deletions
+from tenancy.deletion.deletions import Deletions
+from tenancy.deletion.jobs import Job
+from tenancy.deletion.merkle import merkle_root
+from tenancy.deletion.receipt import faults
 from tenancy.errors import CatalogOutdated
-from tenancy.merkle import merkle_root
-from tenancy.receipt import faults
 from tests.support.admin import Admin
 from tests.support.aio import aio
 from tests.support.deletions import ALICE, canaries, delete, finished, job_of, put
@@ -148,8 +148,8 @@ async def test_by_format_and_by_age(tmp_path: Path) -> None:
 async def test_more_entries_than_one_transaction_takes_all_go_before_the_acknowledgement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tenancy.deletions.BATCH", 7)
-    monkeypatch.setattr("tenancy.deletions.PAGE", 5)
+    monkeypatch.setattr("tenancy.deletion.deletions.BATCH", 7)
+    monkeypatch.setattr("tenancy.deletion.deletions.PAGE", 5)
     async with house("embedded", tmp_path / "gw") as gateway:
         client = gateway.client()
         registered = await client.register(format_of(256))
@@ -249,7 +249,7 @@ async def interrupted(gateway: House, monkeypatch: pytest.MonkeyPatch) -> Any:
         return await real(self, job, body)
 
     with monkeypatch.context() as patch:
-        patch.setattr("tenancy.deletions.BATCH", 10)
+        patch.setattr("tenancy.deletion.deletions.BATCH", 10)
         patch.setattr(Deletions, "_write", dies)
         answer = await Admin(gateway.opened).ask(
             "POST", "/v1/tenants/-/namespaces/default/deletions", ALICE, peer=os.geteuid()

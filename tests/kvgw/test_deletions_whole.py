@@ -16,14 +16,14 @@ from kvgw.errors import RequestRefused
 from kvgw.reports import Registered
 from storage.errors import TierUnavailable
 from storage.tier import blob_name
-from tenancy.deletion import Job
-from tenancy.deletions import Deletions
+from tenancy.deletion.deletions import Deletions
+from tenancy.deletion.jobs import Job
+from tenancy.deletion.receipt import faults
 from tenancy.errors import CatalogUnavailable, KeyGone, KeyUnavailable
-from tenancy.kdf import committing_key
+from tenancy.keys.kdf import committing_key
+from tenancy.keys.secret import SecretBytes
 from tenancy.policy import Policy
 from tenancy.provision import create_namespace
-from tenancy.receipt import faults
-from tenancy.secret import SecretBytes
 from tests.support.admin import Admin
 from tests.support.aio import aio
 from tests.support.deletions import ALICE, delete, finished, job_of, put

@@ -16,9 +16,9 @@ from kvgw.gateway.directory import POLICY_SECONDS
 from kvgw.maintenance.crew import Pace
 from kvgw.model import Durability, PutOutcome
 from kvgw.reports import Registered
-from tenancy.audit import Act
-from tenancy.epochs import EpochPolicy
+from tenancy.audit.chain import Act
 from tenancy.errors import KeyUnavailable
+from tenancy.keys.epochs import EpochPolicy
 from tests.support.gateways import House, format_of, keys_of, payloads_of, read
 from tests.support.manual_clock import ManualClock
 from tests.support.several import Footing, on_footing, pass_time

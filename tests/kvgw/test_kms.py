@@ -16,11 +16,11 @@ from msgspec.structs import replace as replace_fields
 from kvgw import kms
 from kvgw.kms import KmsOptions, KmsRootKey
 from kvgw.settings import KeySettings, SettingsError
-from tenancy.audit import Act
+from tenancy.audit.chain import Act
 from tenancy.errors import KeyDamaged, KeyGone, KeyMismatch, KeyRefused, KeyUnavailable
-from tenancy.rootkey import RootKey
-from tenancy.secret import SecretBytes
-from tenancy.wrapping import RECORD_BYTES_MAX, KeyContext, remote_parts, remote_record, wrapped_by
+from tenancy.keys.rootkey import RootKey
+from tenancy.keys.secret import SecretBytes
+from tenancy.keys.wrapping import RECORD_BYTES_MAX, KeyContext, remote_parts, remote_record, wrapped_by
 from tests.support.aio import aio
 from tests.support.fake_kms import FakeKms, arn_of
 from tests.support.gateways import SMALL, format_of, house, keys_of, payloads_of, read

@@ -15,7 +15,7 @@ from kvgw.wiring.tiers import s3_options
 from storage.errors import TierUnavailable
 from storage.s3 import S3Objects
 from tenancy.errors import KeyDamaged, KeyGone, KeyUnavailable
-from tenancy.keystore import encode_versions
+from tenancy.keys.keystore import encode_versions
 from tests.support.aio import aio
 from tests.support.seaweed import S3Server, free_ports
 

@@ -21,14 +21,14 @@ from kvgw.model import Durability
 from kvgw.runtime import SystemRng, ThreadWorkers
 from kvgw.settings import CatalogSettings
 from tenancy import generation
-from tenancy.audit import Act
+from tenancy.audit.chain import Act
 from tenancy.errors import CatalogOutdated, TenancyError
-from tenancy.keyring import new_row
+from tenancy.keys.keyring import new_row
+from tenancy.keys.rootkey import FileRootKey
+from tenancy.keys.secret import SecretBytes
+from tenancy.keys.wrapping import KeyContext, WrappingKey, unwrap
 from tenancy.model import Scope
 from tenancy.registry import KeyRow
-from tenancy.rootkey import FileRootKey
-from tenancy.secret import SecretBytes
-from tenancy.wrapping import KeyContext, WrappingKey, unwrap
 from tests.support.admin import Admin
 from tests.support.aio import aio, run
 from tests.support.gateways import House, format_of, house, keys_of, payloads_of, read

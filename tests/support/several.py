@@ -21,9 +21,9 @@ from kvgw.runtime import SystemClock, SystemRng, ThreadWorkers
 from kvgw.server.serve import serving
 from kvgw.settings import CatalogSettings, KeySettings, NvmeSettings, S3Settings, ServerSettings, Settings
 from kvgw.wiring import World
+from tenancy.keys.rootkey import FileRootKey
 from tenancy.model import Scope
 from tenancy.postgres import PostgresDatabase, parse_url
-from tenancy.rootkey import FileRootKey
 from tenancy.schema import TENANT_SCOPE
 from tenancy.usage import counted_rows
 from tests.support.aio import run

@@ -10,12 +10,12 @@ from uuid import UUID
 from sqlalchemy import Connection, text
 
 from kvgw.verify import verify_catalog
-from tenancy import auditing
-from tenancy.audit import Act, Record, record_all
-from tenancy.checkpoints import Checkpoint, sign
-from tenancy.secret import SecretBytes
-from tenancy.signing import Signer
-from tenancy.verifying import Verdict
+from tenancy.audit import auditing
+from tenancy.audit.chain import Act, Record, record_all
+from tenancy.audit.checkpoints import Checkpoint, sign
+from tenancy.audit.verifying import Verdict
+from tenancy.keys.secret import SecretBytes
+from tenancy.keys.signing import Signer
 from tests.tenancy.catalog_bench import NOW
 
 Result = TypeVar("Result")

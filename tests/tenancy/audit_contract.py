@@ -13,9 +13,9 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from tenancy import metering
-from tenancy.audit import Act, Record, record
-from tenancy.auditing import Wanted, newest
-from tenancy.checkpoints import sign
+from tenancy.audit.auditing import Wanted, newest
+from tenancy.audit.chain import Act, Record, record
+from tenancy.audit.checkpoints import sign
 from tenancy.errors import CatalogUnavailable, RegistryRefused
 from tenancy.metering import HOUR_MS, METERS
 from tests.support.aio import aio

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import select, update
 
-from tenancy.audit import Act
+from tenancy.audit.chain import Act
 from tenancy.errors import ReservationExpired
 from tenancy.schema import TENANT_SCOPE, audit_record, quota
 from tests.support.aio import aio

@@ -14,19 +14,19 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from tenancy.audit import Act
+from tenancy.audit.chain import Act
 from tenancy.catalog import Catalog
-from tenancy.custody import GATEWAYS, Custodian
 from tenancy.errors import KeyGone, NamespaceUnknown
-from tenancy.keyring import Keyring
-from tenancy.keystore import FileKeyStore
+from tenancy.keys.custody import GATEWAYS, Custodian
+from tenancy.keys.keyring import Keyring
+from tenancy.keys.keystore import FileKeyStore
+from tenancy.keys.rootkey import FileRootKey
+from tenancy.keys.secret import SecretBytes
+from tenancy.keys.wrapping import KeyContext, wrapped_by
 from tenancy.model import Node, Scope
 from tenancy.policy import Policy
 from tenancy.registry import KeyRow
-from tenancy.rootkey import FileRootKey
 from tenancy.schema import audit_record
-from tenancy.secret import SecretBytes
-from tenancy.wrapping import KeyContext, wrapped_by
 from tests.support.manual_clock import ManualClock
 from tests.tenancy.catalog_bench import Backend
 from tests.tenancy.samples import InlineWorkers

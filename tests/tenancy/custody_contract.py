@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from tenancy import epochs
-from tenancy.custody import Custodian
-from tenancy.epochs import EpochPolicy
 from tenancy.errors import RegistryRefused, ReservationExpired
-from tenancy.keylease import LEASE_MS
-from tenancy.keystore import FileKeyStore
+from tenancy.keys import epochs
+from tenancy.keys.custody import Custodian
+from tenancy.keys.epochs import EpochPolicy
+from tenancy.keys.keylease import LEASE_MS
+from tenancy.keys.keystore import FileKeyStore
+from tenancy.keys.rootkey import FileRootKey
+from tenancy.keys.wrapping import WrappedKey
 from tenancy.model import Node, Scope
-from tenancy.rootkey import FileRootKey
 from tenancy.schema import namespace, owned
-from tenancy.wrapping import WrappedKey
 from tests.support.aio import aio
 from tests.tenancy.catalog_bench import Backend, Bench
 from tests.tenancy.custody_bench import (

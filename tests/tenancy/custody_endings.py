@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tenancy.epochs import EpochPolicy
 from tenancy.errors import KeyMismatch, NamespaceUnknown, RegistryRefused
-from tenancy.keystore import FileKeyStore
+from tenancy.keys.epochs import EpochPolicy
+from tenancy.keys.keystore import FileKeyStore
 from tenancy.model import Scope
 from tenancy.schema import namespace_key, owned
 from tests.support.aio import aio

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 from uuid import UUID
 
+from tenancy.keys.secret import SecretBytes
 from tenancy.naming import NameKeys
 from tenancy.sealing import BlobAddress, Sealed, open_sealed, seal, sealed_length
-from tenancy.secret import SecretBytes
 
 Result = TypeVar("Result")
 

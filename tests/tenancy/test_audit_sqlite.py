@@ -11,9 +11,9 @@ import pytest
 from kvgw.settings import SettingsError
 from kvgw.verify import CheckpointLine, HeadLine, Line, Log, RecordLine, encode_line, verify_file
 from kvgw.witness import append
-from tenancy.audit import Record
-from tenancy.checkpoints import CheckpointBroken, read, sign
-from tenancy.verifying import Finding
+from tenancy.audit.chain import Record
+from tenancy.audit.checkpoints import CheckpointBroken, read, sign
+from tenancy.audit.verifying import Finding
 from tests.tenancy.audit_bench import OTHER_SIGNER, SIGNER
 from tests.tenancy.audit_contract import AuditContract
 from tests.tenancy.catalog_bench import NOW

@@ -8,8 +8,8 @@ import random
 import msgspec
 import pytest
 
-from tenancy import selection
-from tenancy.merkle import merkle_root
+from tenancy.deletion import selection
+from tenancy.deletion.merkle import merkle_root
 from tenancy.schema import deletion_job
 
 

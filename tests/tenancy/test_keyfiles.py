@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tenancy import keyfiles
 from tenancy.errors import KeyUnavailable
+from tenancy.keys import keyfiles
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ from uuid import UUID
 import pytest
 
 from tenancy.errors import KeyDamaged, KeyGone, KeyMismatch, KeyUnavailable, NamespaceUnknown, TenancyError
-from tenancy.keyring import CACHE_SECONDS, CACHED_NAMESPACES_MAX, Keyring
-from tenancy.keystore import FileKeyStore
+from tenancy.keys.keyring import CACHE_SECONDS, CACHED_NAMESPACES_MAX, Keyring
+from tenancy.keys.keystore import FileKeyStore
+from tenancy.keys.rootkey import FileRootKey
 from tenancy.model import Scope
 from tenancy.registry import KeyRow
-from tenancy.rootkey import FileRootKey
 from tenancy.sealing import BlobAddress, open_sealed, seal, sealed_length
 from tests.support.aio import aio
 from tests.support.manual_clock import ManualClock
@@ -131,7 +131,7 @@ async def test_a_failure_is_not_remembered(tmp_path: Path) -> None:
 @aio
 async def test_the_number_of_remembered_namespaces_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert CACHED_NAMESPACES_MAX >= 1000
-    monkeypatch.setattr("tenancy.keyring.CACHED_NAMESPACES_MAX", 1)
+    monkeypatch.setattr("tenancy.keys.keyring.CACHED_NAMESPACES_MAX", 1)
     here = await setup(tmp_path / "keys")
     await here.make(ONE)
     await here.make(TWO)

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tenancy import keystore
 from tenancy.errors import KeyDamaged, KeyExposed, KeyGone, KeyUnavailable
-from tenancy.keystore import VERSIONS_MAX, FileKeyStore, KeyStore
-from tenancy.wrapping import RECORD_BYTES_MAX
+from tenancy.keys import keystore
+from tenancy.keys.keystore import VERSIONS_MAX, FileKeyStore, KeyStore
+from tenancy.keys.wrapping import RECORD_BYTES_MAX
 from tests.support.aio import run
 from tests.support.crashing import crash_before_call, crash_points
 from tests.tenancy.samples import InlineWorkers

@@ -19,8 +19,8 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenancy.kdf import committing_key
-from tenancy.secret import SecretBytes
+from tenancy.keys.kdf import committing_key
+from tenancy.keys.secret import SecretBytes
 
 _KEY = "feffe9928665731c6d6a8f9467308308" * 2
 _PLAIN = (

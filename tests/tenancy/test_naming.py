@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvgw.kvformat import KVFormat, LayerGroup
+from tenancy.keys.secret import SecretBytes
 from tenancy.naming import NameKeys, entry_keys, format_fingerprint, label_mac, length_prefixed
-from tenancy.secret import SecretBytes
 from tests.tenancy.samples import FINGERPRINT, ID_KEY, NAMES
 
 ENGINE_KEY = bytes.fromhex("7a7acef7ef73cbce02dd3dcc2636dc39a844bced021c289c9bf0e70278332bd5")

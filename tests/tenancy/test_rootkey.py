@@ -12,9 +12,9 @@ from uuid import UUID
 import pytest
 
 from tenancy.errors import KeyDamaged, KeyExposed, KeyMismatch, KeyUnavailable, TenancyError
-from tenancy.rootkey import FileRootKey, RootKey
-from tenancy.secret import SecretBytes
-from tenancy.wrapping import KeyContext
+from tenancy.keys.rootkey import FileRootKey, RootKey
+from tenancy.keys.secret import SecretBytes
+from tenancy.keys.wrapping import KeyContext
 from tests.support.aio import run
 from tests.support.crashing import crash_points
 from tests.tenancy.samples import InlineWorkers

@@ -10,11 +10,11 @@ from uuid import UUID
 
 import pytest
 
-from tenancy.environmentroot import EnvironmentRootKey
 from tenancy.errors import KeyDamaged, KeyMismatch, KeyRefused, KeyUnavailable, TenancyError
-from tenancy.rootkey import FileRootKey, RootKey
-from tenancy.secret import SecretBytes
-from tenancy.wrapping import KeyContext, wrapped_by
+from tenancy.keys.environmentroot import EnvironmentRootKey
+from tenancy.keys.rootkey import FileRootKey, RootKey
+from tenancy.keys.secret import SecretBytes
+from tenancy.keys.wrapping import KeyContext, wrapped_by
 from tests.support.aio import aio, run
 from tests.support.crashing import crash_points
 from tests.tenancy.samples import InlineWorkers

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
+from tenancy.keys.secret import SecretBytes
 from tenancy.sealing import BlobAddress, Opener, Sealed, Sealer, open_sealed, seal, sealed_length
-from tenancy.secret import SecretBytes
 from tests.tenancy import samples
 from tests.tenancy.samples import sealed_object
 

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from tenancy import sealing
 from tenancy.errors import SealBroken
-from tenancy.kdf import committing_key
+from tenancy.keys.kdf import committing_key
+from tenancy.keys.secret import SecretBytes
 from tenancy.sealing import Opener, Sealed, open_sealed
-from tenancy.secret import SecretBytes
 from tests.support.salamander import GcmKey, two_key_ciphertext
 from tests.tenancy import samples
 from tests.tenancy.samples import SealedObject, sealed_object

@@ -9,7 +9,7 @@ import pytest
 
 from kvgw.chance import WatchedRng
 from kvgw.runtime import SystemRng
-from tenancy.kdf import committing_key
+from tenancy.keys.kdf import committing_key
 from tests.tenancy.samples import DATA_KEY, address
 
 SEALS = int(os.environ.get("KVGW_TEST_SEALS", "1000000"))

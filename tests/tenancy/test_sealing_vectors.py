@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tenancy.kdf import committing_key
+from tenancy.keys.kdf import committing_key
 from tenancy.sealing import Opener, Sealed, Sealer, sealed_length
 from tests.tenancy import samples
 

@@ -8,7 +8,7 @@ import pickle
 import pytest
 
 from tenancy.errors import KeyUnavailable
-from tenancy.secret import SecretBytes
+from tenancy.keys.secret import SecretBytes
 
 
 def test_a_secret_is_revealed_only_when_asked() -> None:

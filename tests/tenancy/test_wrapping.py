@@ -12,10 +12,10 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tenancy import wrapping
 from tenancy.errors import KeyDamaged, KeyMismatch, KeyRefused
-from tenancy.secret import SecretBytes
-from tenancy.wrapping import RECORD_BYTES_MAX, KeyContext, WrappedKey, WrappingKey, unwrap, wrap
+from tenancy.keys import wrapping
+from tenancy.keys.secret import SecretBytes
+from tenancy.keys.wrapping import RECORD_BYTES_MAX, KeyContext, WrappedKey, WrappingKey, unwrap, wrap
 
 KEK = WrappingKey("root-1", 3, SecretBytes(bytes(range(32))))
 KEY = SecretBytes(b"\x5a" * 32)

@@ -176,9 +176,10 @@ class KvgwL2(L2AdapterInterface):  # type: ignore[misc]  # LMCache is not instal
         number = tasks.begin()
 
         async def run() -> None:
-            result = failed
+            result, outages = failed, self._outages
             try:
                 result = await work()
+                self._answered = self._outages == outages
             except Exception as error:  # whatever went wrong, the controller must get its answer
                 logger.exception("kvgw: a task failed: %r", error)
             finally:

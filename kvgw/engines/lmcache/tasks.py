@@ -50,8 +50,8 @@ class Tasks(Generic[Result]):
         """The task is done: nothing touches its memory any more."""
         with self._lock:
             self._open.discard(number)
+            self._results[number] = result
             if not self._closed:
-                self._results[number] = result
                 self._notifier.notify()
 
     def take(self, number: int) -> Result | None:

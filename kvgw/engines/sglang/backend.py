@@ -188,7 +188,8 @@ class KvgwHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not instal
         return self._format
 
     def _pages(self, host_indices: torch.Tensor, count: int) -> list[Page]:
-        return pages_of(*self.mem_pool_host.get_page_buffer_meta(host_indices), count)
+        pointers, sizes = self.mem_pool_host.get_page_buffer_meta(host_indices)
+        return pages_of(pointers, sizes, count)
 
     def _load(self, keys: Sequence[str], pages: Sequence[Page]) -> int:
         """Read leading pages, some windows at a time; how many there are."""

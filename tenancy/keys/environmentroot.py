@@ -12,10 +12,10 @@ from collections.abc import Collection
 from typing import Final
 
 from tenancy.errors import KeyDamaged, KeyRefused
+from tenancy.keys.rootkey import HeldRootKeys
+from tenancy.keys.secret import KEY_BYTES, SecretBytes
+from tenancy.keys.wrapping import KeyContext
 from tenancy.ports import RandomBytes
-from tenancy.rootkey import HeldRootKeys
-from tenancy.secret import KEY_BYTES, SecretBytes
-from tenancy.wrapping import KeyContext
 
 VARIABLE: Final = "KVGW_ROOT_KEY"
 KEYS_MAX: Final = 8

@@ -8,8 +8,9 @@ from typing import Final
 
 from sqlalchemy import ColumnElement, Connection, and_, exists, func, insert, select, update
 
-from tenancy import quota, selection
-from tenancy.deletion import Job, at, key_of
+from tenancy import quota
+from tenancy.deletion import selection
+from tenancy.deletion.jobs import Job, at, key_of
 from tenancy.model import Scope
 from tenancy.removal import EntryName, doom_unused, remove_entries
 from tenancy.schema import chunk, deletion_blob, deletion_job, entry, owned, placement, reservation, tombstone

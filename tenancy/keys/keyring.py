@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from tenancy.errors import KeyGone, KeyMismatch, KeyUnavailable
-from tenancy.keystore import KeyStore, KeyVersions
+from tenancy.keys.keystore import KeyStore, KeyVersions
+from tenancy.keys.rootkey import RootKey
+from tenancy.keys.secret import KEY_BYTES, SecretBytes
+from tenancy.keys.wrapping import KeyContext, Purpose, WrappedKey, WrappingKey, unwrap, wrap
 from tenancy.model import Scope
 from tenancy.naming import NameKeys
 from tenancy.ports import RandomBytes
 from tenancy.registry import KeyRow
-from tenancy.rootkey import RootKey
-from tenancy.secret import KEY_BYTES, SecretBytes
-from tenancy.wrapping import KeyContext, Purpose, WrappedKey, WrappingKey, unwrap, wrap
 
 CACHE_SECONDS: Final = 300
 CACHED_NAMESPACES_MAX: Final = 4096

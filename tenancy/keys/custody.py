@@ -21,10 +21,8 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
-from tenancy import epochs
-from tenancy.audit import Act, Detail
+from tenancy.audit.chain import Act, Detail
 from tenancy.catalog import Catalog
-from tenancy.epochs import Epoch, EpochPolicy
 from tenancy.errors import (
     KeyGone,
     KeyMismatch,
@@ -33,15 +31,17 @@ from tenancy.errors import (
     NamespaceUnknown,
     RegistryRefused,
 )
-from tenancy.keylease import KeyLease
-from tenancy.keyring import Keyring, new_row, open_row, open_versions, versions_used, wrapped_anew
-from tenancy.keystore import KeyStore, KeyVersions
+from tenancy.keys import epochs
+from tenancy.keys.epochs import Epoch, EpochPolicy
+from tenancy.keys.keylease import KeyLease
+from tenancy.keys.keyring import Keyring, new_row, open_row, open_versions, versions_used, wrapped_anew
+from tenancy.keys.keystore import KeyStore, KeyVersions
+from tenancy.keys.rootkey import RootKey
+from tenancy.keys.secret import KEY_BYTES, SecretBytes
+from tenancy.keys.wrapping import KeyContext, WrappedKey, WrappingKey, wrapped_by
 from tenancy.model import Namespace, Scope
 from tenancy.ports import RandomBytes
 from tenancy.registry import KeyRow
-from tenancy.rootkey import RootKey
-from tenancy.secret import KEY_BYTES, SecretBytes
-from tenancy.wrapping import KeyContext, WrappedKey, WrappingKey, wrapped_by
 
 FAILURES_MAX: Final = 16
 """So many namespaces may fail in one run before it gives up: then it is not theirs, but the provider's or store's."""

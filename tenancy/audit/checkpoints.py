@@ -3,7 +3,7 @@
 A note in the form of C2SP's signed notes (c2sp.org/signed-note). Its text is four lines: origin, number of records, the
 last record's hash in base64, and the time. The hash is the end of the chain of hashes, not the root of a Merkle tree,
 so a note is no "tlog-checkpoint"; and because the signature is made under a domain of kvgw's own
-(`tenancy.signing.CHECKPOINT`), its type is 0xff with that domain's name, and not plain Ed25519.
+(`tenancy.keys.signing.CHECKPOINT`), its type is 0xff with that domain's name, and not plain Ed25519.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from tenancy.signing import CHECKPOINT, Signer, signed_by
+from tenancy.keys.signing import CHECKPOINT, Signer, signed_by
 
 NOTE_CHARACTERS_MAX: Final = 1024
 HASH_BYTES: Final = 32

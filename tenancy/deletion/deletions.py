@@ -9,18 +9,20 @@ from uuid import UUID
 
 from sqlalchemy import Connection, select
 
-from tenancy import audit, burial, deletion, erasure, generation, registry, selection
-from tenancy.audit import Act
-from tenancy.deletion import Job, Look, Progress
+from tenancy import generation, registry
+from tenancy.audit import chain
+from tenancy.audit.chain import Act
+from tenancy.deletion import burial, erasure, jobs, selection
+from tenancy.deletion.erasure import Outstanding
+from tenancy.deletion.jobs import Job, Look, Progress
+from tenancy.deletion.selection import Prefix
 from tenancy.engine import Database
-from tenancy.erasure import Outstanding
 from tenancy.errors import NamespaceUnknown, RegistryRefused
+from tenancy.keys.signing import Signer
 from tenancy.model import Scope
 from tenancy.removal import EntryName
 from tenancy.schema import namespace
-from tenancy.selection import Prefix
 from tenancy.sight import NO_TENANT, Sight
-from tenancy.signing import Signer
 
 Result = TypeVar("Result")
 
@@ -38,7 +40,7 @@ class Deletions:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def begin(self, jobs: Sequence[Job], act: Act, now_ms: int) -> None:
+    async def begin(self, begun: Sequence[Job], act: Act, now_ms: int) -> None:
         """Write down jobs of one tenant, with `act`, in one transaction.
 
         A namespace or tenant that is to go is invisible from here on. Raises `NamespaceUnknown` when it is on its way
@@ -46,17 +48,17 @@ class Deletions:
         """
 
         def body(connection: Connection) -> None:
-            for job in jobs:
+            for job in begun:
                 if job.kind == "namespace":
                     _close_namespace(connection, job.scope)
                 elif job.kind == "tenant":
                     registry.set_tenant_state(connection, job.scope.tenant, "deleting")
                 elif isinstance(job.selector, Prefix):
                     selection.follow(connection, job.scope, job.selector)  # refused now, not when it has begun
-                deletion.add(connection, job)
-            audit.record(connection, act, now_ms)
+                jobs.add(connection, job)
+            chain.record(connection, act, now_ms)
 
-        await self._database.write(body, Sight(jobs[0].scope.tenant))
+        await self._database.write(body, Sight(begun[0].scope.tenant))
 
     async def remove(self, job: Job, now_ms: int) -> AsyncIterator[tuple[bytes, ...]]:
         """End all entries that the job selects, a transaction at a time; the blobs that nothing needs any more.
@@ -90,16 +92,16 @@ class Deletions:
 
     async def unfinished(self, tenant: UUID) -> list[Job]:
         return await self._database.read(
-            partial(deletion.jobs, tenant=tenant, unfinished=True, limit=JOBS_MAX), Sight(tenant)
+            partial(jobs.jobs, tenant=tenant, unfinished=True, limit=JOBS_MAX), Sight(tenant)
         )
 
     async def newest(self, tenant: UUID) -> list[Job]:
         return await self._database.read(
-            partial(deletion.jobs, tenant=tenant, unfinished=False, limit=JOBS_MAX), Sight(tenant)
+            partial(jobs.jobs, tenant=tenant, unfinished=False, limit=JOBS_MAX), Sight(tenant)
         )
 
     async def job(self, tenant: UUID, job_id: bytes) -> Job | None:
-        return await self._database.read(partial(deletion.job, tenant=tenant, job_id=job_id), Sight(tenant))
+        return await self._database.read(partial(jobs.job, tenant=tenant, job_id=job_id), Sight(tenant))
 
     async def again(self, job: Job) -> Job | None:
         """The job as it is now."""
@@ -137,19 +139,19 @@ class Deletions:
         return await self._database.read(_checkpoint, NO_TENANT)
 
     async def move(self, job: Job, state: str, progress: Progress) -> bool:
-        return await self._write(job, partial(deletion.move, job=job, state=state, progress=progress))
+        return await self._write(job, partial(jobs.move, job=job, state=state, progress=progress))
 
     async def note_cleared(self, job: Job, boot: str, now_ms: int) -> None:
-        await self._write(job, partial(deletion.note_cleared, job=job, boot=boot, now_ms=now_ms))
+        await self._write(job, partial(jobs.note_cleared, job=job, boot=boot, now_ms=now_ms))
 
     async def note_looks(self, job: Job, looks: Sequence[Look]) -> None:
-        await self._write(job, partial(deletion.note_looks, job=job, looks=looks))
+        await self._write(job, partial(jobs.note_looks, job=job, looks=looks))
 
     async def note_key_destroyed(self, job: Job, now_ms: int) -> None:
-        await self._write(job, partial(deletion.note_key_destroyed, job=job, now_ms=now_ms))
+        await self._write(job, partial(jobs.note_key_destroyed, job=job, now_ms=now_ms))
 
     async def note_sentence(self, job: Job, sentence: str) -> None:
-        await self._write(job, partial(deletion.note_sentence, job=job, sentence=sentence))
+        await self._write(job, partial(jobs.note_sentence, job=job, sentence=sentence))
 
     async def finish(self, job: Job, signer: Signer, actor: str, unseen: Sequence[str], now_ms: int) -> str | None:
         """The receipt, written down with the last of the job's changes. Raises `RegistryRefused` if it is too early."""
@@ -171,7 +173,7 @@ def _close_namespace(connection: Connection, scope: Scope) -> None:
             namespace.c.tenant_id == scope.tenant, namespace.c.namespace_id == scope.namespace
         )
     ).first()
-    if row is None or (row.state == "deleting" and deletion.is_being_deleted(connection, scope)):
+    if row is None or (row.state == "deleting" and jobs.is_being_deleted(connection, scope)):
         raise NamespaceUnknown("the namespace does not exist, or is being deleted")
     if not row.deletion_allowed:
         raise RegistryRefused(

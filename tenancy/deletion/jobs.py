@@ -19,10 +19,10 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import ColumnElement, Connection, Row, insert, select, update
 
-from tenancy import selection
+from tenancy.deletion import selection
+from tenancy.deletion.selection import Selector
 from tenancy.model import Scope
 from tenancy.schema import deletion_job, owned
-from tenancy.selection import Selector
 
 
 class Look(msgspec.Struct, frozen=True):

@@ -20,10 +20,10 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from tenancy.errors import KeyDamaged, KeyMismatch
-from tenancy.kdf import COMMITMENT_BYTES, SALT_BYTES, committing_key
+from tenancy.keys.kdf import COMMITMENT_BYTES, SALT_BYTES, committing_key
+from tenancy.keys.secret import KEY_BYTES, SecretBytes
 from tenancy.naming import length_prefixed
 from tenancy.ports import RandomBytes
-from tenancy.secret import KEY_BYTES, SecretBytes
 
 REF_BYTES_MAX: Final = 128
 RECORD_BYTES_MAX: Final = 2048

@@ -12,7 +12,7 @@ from typing import Final
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from tenancy.secret import SecretBytes
+from tenancy.keys.secret import SecretBytes
 
 RECEIPT: Final = b"kvgw/v1/receipt\0"
 CHECKPOINT: Final = b"kvgw/v1/audit-checkpoint\0"

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Final, Protocol, TypeAlias
 from uuid import UUID
 
-from tenancy import keyfiles
 from tenancy.errors import KeyDamaged, KeyGone, KeyUnavailable
+from tenancy.keys import keyfiles
+from tenancy.keys.rootkey import NAMESPACES_FOLDER
+from tenancy.keys.wrapping import RECORD_BYTES_MAX
 from tenancy.ports import Workers
-from tenancy.rootkey import NAMESPACES_FOLDER
-from tenancy.wrapping import RECORD_BYTES_MAX
 
 KeyVersions: TypeAlias = Mapping[int, bytes]
 """Wrapped records of a namespace's key by version, 1 … 2**32 - 1."""

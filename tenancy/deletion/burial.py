@@ -12,14 +12,15 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import Connection, Table, delete, select, update
 
-from tenancy import audit, deletion, erasure, receipt
 from tenancy import quota as usages
-from tenancy.audit import Act
-from tenancy.deletion import Job
+from tenancy.audit import chain
+from tenancy.audit.chain import Act
+from tenancy.deletion import erasure, jobs, receipt
+from tenancy.deletion.jobs import Job
 from tenancy.errors import RegistryRefused
+from tenancy.keys.signing import Signer
 from tenancy.model import Scope
 from tenancy.schema import deletion_blob, deletion_job, metadata, namespace, owned, quota, tenant
-from tenancy.signing import Signer
 
 RETAINED_LISTED_MAX = 1_000
 _PAGE = 10_000
@@ -31,7 +32,7 @@ def finish(
     connection: Connection, job: Job, signer: Signer, actor: str, unseen: Sequence[str], now_ms: int
 ) -> str | None:
     """Bury what the job deletes and write its receipt; None when another gateway has done so."""
-    if not deletion.is_at(connection, job):
+    if not jobs.is_at(connection, job):
         return None
     subject = _subject(connection, job, unseen)
     if job.kind == "namespace":
@@ -47,13 +48,13 @@ def finish(
         namespace=None if job.kind == "tenant" else job.scope.namespace,
         detail={"kind": job.kind, "root": receipt.root_of(subject).hex(), "chunks": subject.chunks},
     )
-    text = receipt.write(subject, signer, now_ms, audit.record(connection, act, now_ms))
+    text = receipt.write(subject, signer, now_ms, chain.record(connection, act, now_ms))
     connection.execute(
         delete(deletion_blob).where(*owned(deletion_blob, job.scope), deletion_blob.c.job_id == job.job_id)
     )
     connection.execute(
         update(deletion_job)
-        .where(*deletion.at(job))
+        .where(*jobs.at(job))
         .values(
             state="done",
             finished_ms=now_ms,
@@ -69,14 +70,14 @@ def finish(
 def _end_others(connection: Connection, job: Job, now_ms: int) -> None:
     """Jobs that delete parts of a namespace end with the whole of it; its receipt is theirs."""
     others = (*owned(deletion_job, job.scope), deletion_job.c.job_id != job.job_id)
-    progress = deletion.Progress(removed=True, sentence=f"the whole namespace was deleted: see job {job.job_id.hex()}")
+    progress = jobs.Progress(removed=True, sentence=f"the whole namespace was deleted: see job {job.job_id.hex()}")
     connection.execute(
         delete(deletion_blob).where(*owned(deletion_blob, job.scope), deletion_blob.c.job_id != job.job_id)
     )
     connection.execute(
         update(deletion_job)
         .where(*others, deletion_job.c.state != "done")
-        .values(state="done", finished_ms=now_ms, note=deletion.encoded(progress))
+        .values(state="done", finished_ms=now_ms, note=jobs.encoded(progress))
     )
 
 

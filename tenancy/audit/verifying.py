@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
-from tenancy.audit import chained_hash
-from tenancy.checkpoints import Checkpoint, CheckpointBroken, read
+from tenancy.audit.chain import chained_hash
+from tenancy.audit.checkpoints import Checkpoint, CheckpointBroken, read
 
 UNWITNESSED_MAX: Final = 10_000
 """Records after the last checkpoint that can be explained by a gateway that was busy, or stopped."""

@@ -13,7 +13,7 @@ from typing import Final
 from cryptography.hazmat.primitives.hashes import SHA512
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
-from tenancy.secret import KEY_BYTES, SecretBytes
+from tenancy.keys.secret import KEY_BYTES, SecretBytes
 
 NONCE_BYTES: Final = 12
 SALT_BYTES: Final = 32

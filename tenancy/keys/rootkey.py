@@ -15,11 +15,11 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Final, Protocol
 
-from tenancy import keyfiles
 from tenancy.errors import KeyDamaged, KeyMismatch, KeyUnavailable
+from tenancy.keys import keyfiles
+from tenancy.keys.secret import KEY_BYTES, SecretBytes
+from tenancy.keys.wrapping import KeyContext, WrappingKey, unwrap, wrap, wrapped_by
 from tenancy.ports import RandomBytes, Workers
-from tenancy.secret import KEY_BYTES, SecretBytes
-from tenancy.wrapping import KeyContext, WrappingKey, unwrap, wrap, wrapped_by
 
 FILE_NAME: Final = "root.key"
 NAMESPACES_FOLDER: Final = "namespaces"

@@ -13,9 +13,9 @@ from uuid import UUID
 
 import msgspec
 
-from tenancy.deletion import Job
-from tenancy.merkle import merkle_root
-from tenancy.signing import RECEIPT, Signer, signed_by
+from tenancy.deletion.jobs import Job
+from tenancy.deletion.merkle import merkle_root
+from tenancy.keys.signing import RECEIPT, Signer, signed_by
 
 VERSION: Final = 1
 NAMES_MAX: Final = 20_000

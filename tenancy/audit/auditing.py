@@ -9,8 +9,8 @@ from uuid import UUID
 
 from sqlalchemy import ColumnElement, Connection, Row, insert, select, true
 
-from tenancy.audit import Record
-from tenancy.checkpoints import Checkpoint
+from tenancy.audit.chain import Record
+from tenancy.audit.checkpoints import Checkpoint
 from tenancy.schema import audit_checkpoint, audit_head, audit_record
 
 PAGE_MAX: Final = 2000

@@ -8,10 +8,11 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
-from tenancy import audit, auditing, explaining, metering
-from tenancy.audit import Act, Record
-from tenancy.auditing import Head, Page, Wanted
-from tenancy.checkpoints import Checkpoint
+from tenancy import explaining, metering
+from tenancy.audit import auditing, chain
+from tenancy.audit.auditing import Head, Page, Wanted
+from tenancy.audit.chain import Act, Record
+from tenancy.audit.checkpoints import Checkpoint
 from tenancy.engine import Database
 from tenancy.explaining import Known
 from tenancy.metering import Amounts, Bucket, Sum
@@ -30,7 +31,7 @@ class Records:
     async def record_all(self, acts: Sequence[Act], now_ms: int) -> None:
         """Record what has happened already; an act that changes something records itself (`Registrar.act`)."""
         if acts:
-            await self._database.write(partial(audit.record_all, acts=acts, now_ms=now_ms), NO_TENANT)
+            await self._database.write(partial(chain.record_all, acts=acts, now_ms=now_ms), NO_TENANT)
 
     async def audit_newest(self, wanted: Wanted, before: int | None, limit: int) -> list[Record]:
         """Records, the newest first. Without a tenant in `wanted`: of all of them."""
