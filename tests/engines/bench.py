@@ -87,7 +87,8 @@ class Gateway:
             file.write(bytes([byte[0] ^ 1]))
 
     def close(self) -> None:
-        self._ended()
+        if self.running is not None:
+            self.stop()
 
     def _ended(self) -> None:
         if self.running is not None and self.running.process.poll() is not None:
