@@ -76,6 +76,11 @@ class Caller:
         """Whether the credential's patterns cover this namespace."""
         return any(fnmatchcase(namespace, pattern) for pattern in self.namespaces)
 
+    def may_name_all(self, pattern: str) -> bool:
+        """Whether one of the credential's patterns covers every name that `pattern` covers."""
+        # A star of `pattern` is matched by nothing but a star: so whatever it may stand for is covered too.
+        return self.may_name(pattern)
+
     def require(self, permission: Permission) -> None:
         """Raises `AccessDenied` unless the credential has `permission`."""
         if permission not in self.permissions:

@@ -54,6 +54,9 @@ class Registrar:
     async def tenant(self, name: str) -> UUID | None:
         return await self._database.read(partial(registry.find_tenant, name=name), NO_TENANT)
 
+    async def active_tenant(self, name: str) -> UUID | None:
+        return await self._database.read(partial(registry.find_active_tenant, name=name), NO_TENANT)
+
     async def describe_tenant(self, tenant: UUID) -> TenantRow | None:
         return await self._database.read(partial(registry.describe_tenant, tenant_id=tenant), Sight(tenant))
 

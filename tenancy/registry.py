@@ -105,6 +105,11 @@ def find_tenant(connection: Connection, name: str) -> UUID | None:
     return connection.scalar(select(tenant.c.tenant_id).where(tenant.c.name == name, tenant.c.state != "deleting"))
 
 
+def find_active_tenant(connection: Connection, name: str) -> UUID | None:
+    """The tenant of this name, unless it is suspended or on its way out."""
+    return connection.scalar(select(tenant.c.tenant_id).where(tenant.c.name == name, tenant.c.state == "active"))
+
+
 @dataclass(frozen=True, slots=True)
 class TenantRow:
     """A tenant with its own limits and what all of its namespaces use together."""

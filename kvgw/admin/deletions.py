@@ -20,7 +20,7 @@ from tenancy.access import Permission
 from tenancy.deletion import selection
 from tenancy.deletion.jobs import NO_NAMESPACE, Job
 from tenancy.deletion.selection import Selector
-from tenancy.errors import NamespaceUnknown
+from tenancy.errors import NamespaceUnknown, PermissionMissing
 from tenancy.model import Scope
 
 router: Final = APIRouter(route_class=StrictRoute, tags=["deletions"])
@@ -112,6 +112,8 @@ async def delete_tenant(seat: Seated, tenant: TenantName, confirm: Confirm = Non
     seat.require(Permission.SHRED)
     seat.require(Permission.TENANT)
     owner = await seat.tenant(tenant)
+    if owner == seat.caller.tenant and not seat.caller.may_name_all("*"):
+        raise PermissionMissing("this credential cannot delete the tenant: it may not name all of its namespaces")
     rooms = seat.opened.rooms
     row = await rooms.catalog.describe_tenant(owner)
     if row is None:

@@ -23,6 +23,9 @@ from tenancy.schema import UNLIMITED
 
 router: Final = APIRouter(route_class=StrictRoute, tags=["namespaces"])
 
+READERS_SHOWN_MAX: Final = 1024
+"""Characters of readers' names in an audit record."""
+
 Reader: TypeAlias = Annotated[str, Field(max_length=64)]
 Durability: TypeAlias = Literal["staged", "nvme", "s3"]
 
@@ -149,9 +152,7 @@ async def change_namespace(
     before = await _policy(seat, found)
     after = change.over(before, await _readers(seat, change.readers))
     if after != before:
-        old, new = asdict(before), asdict(after)
-        told = {name: str(new[name]) for name in new if new[name] != old[name]}
-        act = seat.about(found, "namespace.policy", told)
+        act = seat.about(found, "namespace.policy", _told(before, after))
         await catalog.change_policy(found.scope, after, act, seat.now_ms)
     if change.state is not None:
         act = seat.about(found, "namespace.state", {"state": change.state})
@@ -190,6 +191,17 @@ async def describe(seat: Seat, found: Namespace) -> NamespaceInfo:
         chunks=chunks,
         formats=formats,
     )
+
+
+def _told(before: Policy, after: Policy) -> dict[str, str]:
+    """What changes, for the audit log, which the tenant reads: of readers their names, and how many those are."""
+    old, new = asdict(before), asdict(after)
+    told = {name: str(new[name]) for name in new if new[name] != old[name]}
+    if "readers" in told:
+        # Never their ids: those would tell which tenants there are. All names together are more than a record holds.
+        told["readers"] = " ".join(one.partition(":")[0] for one in after.readers)[:READERS_SHOWN_MAX]
+        told["readers_count"] = str(len(after.readers))
+    return told
 
 
 async def _shown(seat: Seat, tenant: UUID, name: str) -> NamespaceInfo:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Final, TypeAlias
+from uuid import UUID
 
 from fastapi import APIRouter, Path
 from pydantic import BaseModel, Field
@@ -81,12 +83,13 @@ async def list_tokens(seat: Seated, tenant: TenantName) -> list[TokenInfo]:
 
 @router.post("/tenants/{tenant}/tokens", status_code=201)
 async def make_token(seat: Seated, tenant: TenantName, wanted: NewToken) -> MadeToken:
-    """Make a token, with no more permissions than the caller has."""
+    """Make a token, with no more permissions and no more namespaces than the caller has."""
     seat.require(Permission.TENANT)
     owner = await seat.tenant(tenant)
     check_name("token", wanted.name)
     permissions = _permissions(seat, wanted.permissions)
     _check_patterns(wanted)
+    _check_reach(seat, owner, wanted.namespaces)
     life_ms = _life(wanted.expires_in)
     token = new_token(seat.opened.rooms.rng.token)
     row = seat.opened.authenticator.row(
@@ -112,6 +115,7 @@ async def rotate_token(seat: Seated, tenant: TenantName, token_id: TokenId, want
     old = next((row for row in await seat.opened.rooms.catalog.tokens(owner) if row.token_id == token_id), None)
     if old is None or old.revoked_ms is not None or old.expires_ms <= seat.now_ms:
         raise NamespaceUnknown("there is no such token, or it has ended")
+    _check_reach(seat, owner, old.namespaces.split())
     life_ms, overlap_ms = _life(wanted.expires_in), _life(wanted.overlap)
     token = new_token(seat.opened.rooms.rng.token)
     row = seat.opened.authenticator.row(
@@ -119,9 +123,10 @@ async def rotate_token(seat: Seated, tenant: TenantName, token_id: TokenId, want
         owner,
         _permissions(seat, old.permissions.split()),
         old.namespaces,
-        seat.now_ms + life_ms,
+        max(seat.now_ms, old.not_before_ms) + life_ms,
         default_namespace=old.default_namespace,
         name=old.name,
+        not_before_ms=old.not_before_ms,
         created_by=seat.caller.name,
     )
     await seat.opened.rooms.catalog.replace_token(old.token_id, row, seat.now_ms + overlap_ms, seat.now_ms)
@@ -152,6 +157,17 @@ def _permissions(seat: Seat, names: list[str]) -> frozenset[Permission]:
             f"this credential cannot give {_listed(wanted - seat.caller.permissions)}: it lacks that"
         )
     return wanted
+
+
+def _check_reach(seat: Seat, owner: UUID, patterns: Sequence[str]) -> None:
+    """Raises `PermissionMissing` unless the caller may name all that the patterns name: a token's text is power."""
+    if owner != seat.caller.tenant:
+        return  # an operator's own patterns speak of its own tenant
+    beyond = [one for one in patterns if not seat.caller.may_name_all(one)]
+    if beyond:
+        raise PermissionMissing(
+            f"this credential cannot give the namespaces {beyond[0]}: it may not name all of them itself"
+        )
 
 
 def _listed(permissions: frozenset[Permission]) -> str:

@@ -80,7 +80,14 @@ class AdminVerbs:
         )
         rooms = self.rooms
         await create_namespace(
-            rooms.catalog, rooms.keyring, rooms.rng.token, rooms.time.now_ms(), caller.tenant, request.name, policy
+            rooms.catalog,
+            rooms.keyring,
+            rooms.rng.token,
+            rooms.time.now_ms(),
+            caller.tenant,
+            request.name,
+            policy,
+            caller.name,
         )
         self.directory.forget(caller.tenant)
         made = await rooms.catalog.namespace(caller.tenant, request.name)
@@ -96,10 +103,10 @@ class AdminVerbs:
             raise RegistryRefused(f"a namespace named {name!r} exists already")
 
     async def namespaces(self, caller: Caller) -> NamespacesReply:
-        """All namespaces of the caller's tenant."""
+        """The namespaces of the caller's tenant that it may name."""
         caller.require(Permission.READ)
         found = await self.rooms.catalog.namespaces(caller.tenant)
-        return NamespacesReply([await self._describe(one) for one in found])
+        return NamespacesReply([await self._describe(one) for one in found if caller.may_name(one.name)])
 
     async def _describe(self, namespace: Namespace) -> NamespaceInfo:
         return NamespaceInfo(

@@ -22,6 +22,9 @@ POLICY_SECONDS: Final = 2.0
 
 REMEMBERED_MAX: Final = 16_384
 
+_NOBODY: Final = UUID(int=0)
+"""No tenant has this id."""
+
 _UNKNOWN: Final = "the namespace does not exist, or this credential may not use it"
 
 
@@ -45,7 +48,7 @@ class Directory:
         self._keyring = keyring
         self._clock = clock
         self._namespaces: OrderedDict[tuple[UUID, str], tuple[float, Namespace]] = OrderedDict()
-        self._tenants: OrderedDict[str, tuple[float, UUID | None]] = OrderedDict()
+        self._published: OrderedDict[str, tuple[float, Namespace | None]] = OrderedDict()
         self._formats: OrderedDict[tuple[Scope, bytes], FormatRow] = OrderedDict()
 
     async def place(self, caller: Caller, claim: str) -> Place:
@@ -68,13 +71,10 @@ class Directory:
 
     async def shared(self, caller: Caller, reference: str) -> Place:
         """The public namespace ``tenant/namespace``, to be read. Raises `NamespaceUnknown`, alike for each reason."""
-        tenant, _, name = reference.partition("/")
-        owner = await self._tenant(tenant)
-        if owner is not None:
-            found = await self._namespace(owner, name)
-            if found.visibility == "public" and may_read(found.readers, caller.tenant):
-                return Place(found, await self._keyring.keys(found.scope))
-        raise NamespaceUnknown(_UNKNOWN)
+        found = await self._public(reference)
+        if found is None or not may_read(found.readers, caller.tenant):
+            raise NamespaceUnknown(_UNKNOWN)
+        return Place(found, await self._keyring.keys(found.scope))
 
     async def shared_format(self, place: Place, canonical: bytes) -> FormatRow | None:
         """A format as a shared namespace knows it, where it has a fingerprint of its own; None: it does not know it."""
@@ -104,15 +104,25 @@ class Directory:
         """Look the tenant's namespaces up anew."""
         for key in [key for key in self._namespaces if key[0] == tenant]:
             del self._namespaces[key]
+        self._published.clear()
 
-    async def _tenant(self, name: str) -> UUID | None:
-        remembered = self._tenants.get(name)
+    async def _public(self, reference: str) -> Namespace | None:
+        """The public namespace of an active tenant, whoever may read it; None: it is not there, or not public.
+
+        All of that costs the same questions and is remembered alike, and apart from what owners ask for: the time of an
+        answer says nothing about which tenants and private namespaces there are.
+        """
+        remembered = self._published.get(reference)
         if remembered is not None and remembered[0] > self._clock.monotonic():
             return remembered[1]
-        found = await self._catalog.tenant(name)
-        self._tenants[name] = (self._clock.monotonic() + POLICY_SECONDS, found)
-        if len(self._tenants) > REMEMBERED_MAX:
-            self._tenants.popitem(last=False)
+        tenant, _, name = reference.partition("/")
+        owner = await self._catalog.active_tenant(tenant)
+        found = await self._catalog.namespace(_NOBODY if owner is None else owner, name)
+        if found is not None and (found.state != "active" or found.visibility != "public"):
+            found = None
+        self._published[reference] = (self._clock.monotonic() + POLICY_SECONDS, found)
+        if len(self._published) > REMEMBERED_MAX:
+            self._published.popitem(last=False)
         return found
 
     async def _namespace(self, tenant: UUID, name: str) -> Namespace:

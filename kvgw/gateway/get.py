@@ -11,7 +11,7 @@ from kvgw.gateway.rooms import Rooms
 from kvgw.gateway.sources import Source, shared_sources, source_of
 from kvgw.model import GetReply, GetRequest, Hit
 from tenancy.access import Caller, Permission
-from tenancy.errors import CatalogUnavailable
+from tenancy.errors import CatalogUnavailable, KeyGone
 from tenancy.model import FormatRow, FoundChunk
 
 
@@ -38,6 +38,10 @@ class GetVerb:
             if missing:
                 reading = await self._read(caller, source, missing, deadline, sink)
                 hits += await self._noted(source, reading)
+                if source is own:  # who reads a public namespace does not end its owner's leases
+                    for index, one in reading.wanted:
+                        if index in reading.served:
+                            rooms.leases.end(place.scope.tenant, one.blob_id)
                 missing -= reading.served.keys()
                 degraded = degraded or reading.degraded
                 asked = len(request.keys) if source is own else len(reading.served)
@@ -52,7 +56,12 @@ class GetVerb:
         """Deliver what one namespace has of the missing chunks."""
         rooms = self._rooms
         found = await source.find(rooms.catalog, rooms.time.now_ms())
-        place = await self._directory.reaching(source.place, {one.epoch for one in found.values()})
+        try:
+            place = await self._directory.reaching(source.place, {one.epoch for one in found.values()})
+        except KeyGone:
+            if not source.name:
+                raise
+            place, found = source.place, {}  # shredded in this moment: a public namespace simply has nothing then
         wanted = [(index, found[key]) for index, key in enumerate(source.keys[0]) if index in missing and key in found]
         reading = GroupReader(rooms, place, source.formats[0], caller.tenant, deadline, sink, wanted)
         await reading.deliver_all()
@@ -72,7 +81,6 @@ class GetVerb:
         now_ms = self._rooms.time.now_ms()
         for one in hits:
             self._rooms.backlog.note_hit(place.scope, one.format_id, one.entry_key, now_ms)
-            self._rooms.leases.end(place.scope.tenant, one.blob_id)
         if not place.namespace.sliding_ttl:
             return {}
         worn = [one for one in hits if 4 * (one.expires_ms - now_ms) < 3 * one.ttl_ms]

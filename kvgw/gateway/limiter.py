@@ -54,6 +54,12 @@ class Cell:
         """Count units that come."""
         self.due = max(self.due, now) + units / self.rate
 
+    def pace(self, now: float, rate: float) -> None:
+        """Go on at another rate: what is owed is so many units, and is paid at the new one."""
+        if rate != self.rate:
+            self.due = now + (self.due - now) * self.rate / rate if self.due > now else self.due
+            self.rate = rate
+
 
 @dataclass(slots=True)
 class _Account:
@@ -134,8 +140,9 @@ class Limiter:
                 self._accounts.popitem(last=False)
         self._accounts.move_to_end(who)
         known.allowance = allowance
-        known.requests = _paced(known.requests, allowance.requests_per_second / self.gateways)
-        known.bytes = _paced(known.bytes, allowance.bytes_per_second / self.gateways)
+        now = self._clock.monotonic()
+        known.requests = _paced(known.requests, allowance.requests_per_second / self.gateways, now)
+        known.bytes = _paced(known.bytes, allowance.bytes_per_second / self.gateways, now)
         return known
 
 
@@ -146,12 +153,12 @@ class _Refusal:
     wait_s: float
 
 
-def _paced(cell: Cell | None, rate: float) -> Cell | None:
+def _paced(cell: Cell | None, rate: float, now: float) -> Cell | None:
     if not rate:
         return None
     if cell is None:
         return Cell(rate)
-    cell.rate = rate
+    cell.pace(now, rate)
     return cell
 
 

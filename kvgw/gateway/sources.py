@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from kvgw.gateway.directory import Directory, Place
 from tenancy.access import Caller
 from tenancy.catalog import Catalog
-from tenancy.errors import NamespaceUnknown
+from tenancy.errors import KeyGone, KeyRefused, KeyUnavailable, NamespaceUnknown
 from tenancy.model import FormatRow, FoundChunk
 from tenancy.naming import entry_keys
 
@@ -52,8 +52,8 @@ async def shared_sources(
     for reference in references:
         try:
             place = await directory.shared(caller, reference)
-        except NamespaceUnknown:
-            continue
+        except (NamespaceUnknown, KeyGone, KeyUnavailable, KeyRefused):
+            continue  # what is wrong with another's keys must not cost the caller what is its own
         known = [await directory.shared_format(place, one.canonical) for one in own.formats]
         formats = [one for one in known if one is not None]
         if len(formats) == len(known):

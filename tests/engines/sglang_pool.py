@@ -1,97 +1,108 @@
-"""Stand-ins for SGLang's host pools, which need a GPU's kernels to be imported.
+"""SGLang's real host pools on a machine without a GPU.
 
-They follow what ``mem_cache/pool_host/mha.py`` and ``mla.py`` of SGLang 0.5.23 say: the dimensions of ``kv_buffer`` for
-each layout, ``get_page_buffer_meta`` (addresses and sizes of each page: K, then V; one buffer for MLA), the flat pages
-of the older interface, and the attributes that a backend may read.
+They copy between GPU and host memory, which is not done here; what a storage backend uses of them is all host memory:
+their buffers, `get_page_buffer_meta` and the flat pages. To be imported they need torchvision, whose package loads with
+PyTorch for CPUs as soon as the names of its operators are known.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import re
+from pathlib import Path
 from typing import Any
 
 import torch
 
 
-class _Pool:
-    layer_num: int
-    page_size: int
-    layout: str
-    dtype: torch.dtype
-    kv_buffer: torch.Tensor
-    storage_format_tag: str | None = None
-    start_layer = 0
-
-    @property
-    def end_layer(self) -> int:
-        return self.layer_num
-
-    @property
-    def itemsize(self) -> int:
-        return self.dtype.itemsize
+def _name_torchvisions_operators() -> torch.library.Library:
+    spec = importlib.util.find_spec("torchvision")
+    assert spec is not None and spec.origin is not None
+    source = Path(spec.origin).with_name("_meta_registrations.py").read_text(encoding="utf-8")
+    library = torch.library.Library("torchvision", "DEF")
+    for names in set(re.findall(r'register_meta\("(\w+)"\)|register_fake\("torchvision::(\w+)"\)', source)):
+        library.define(f"{''.join(names)}(Tensor a) -> Tensor")
+    return library
 
 
-class MHATokenToKVPoolHost(_Pool):
-    def __init__(self, layout: str = "page_first", **changes: Any) -> None:
-        self.layer_num, self.head_num, self.head_dim, self.page_size = 3, 2, 16, 8
-        self.dtype, self.size, self.layout = torch.bfloat16, 1024, layout
-        vars(self).update(changes)
-        self.v_head_dim = self.head_dim
-        pages, inner = self.size // self.page_size, (self.head_num, self.head_dim)
-        dims = {
-            "layer_first": (2, self.layer_num, self.size, *inner),
-            "page_first": (2, self.size, self.layer_num, *inner),
-            "page_first_direct": (2, pages, self.layer_num, self.page_size, *inner),
-        }[layout]
-        self.kv_buffer = torch.zeros(dims, dtype=self.dtype)
+if not torch.cuda.is_available():
+    OPERATORS = _name_torchvisions_operators()
 
-    def get_page_buffer_meta(self, indices: torch.Tensor) -> tuple[list[int], list[int]]:
-        assert len(indices) % self.page_size == 0
-        assert self.layout != "layer_first"
-        token = self.layer_num * self.head_num * self.head_dim * self.itemsize
-        v_offset = token * self.size
-        pointers = []
-        for index in indices.tolist()[:: self.page_size]:
-            k = self.kv_buffer.data_ptr() + index * token
-            pointers += [k, k + v_offset]
-        return pointers, [token * self.page_size] * len(pointers)
+from sglang.srt.mem_cache.device_pool_info import KVBufferLayout, KVBuffers, MHABufferInfo, MLABufferInfo  # noqa: E402
+from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost  # noqa: E402
+from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost  # noqa: E402
 
-    def get_data_page(self, index: int) -> torch.Tensor:
-        page = index // self.page_size
-        if self.layout == "layer_first":
-            return self.kv_buffer[:, :, index : index + self.page_size].flatten()
-        if self.layout == "page_first":
-            return self.kv_buffer[:, index : index + self.page_size].flatten()
-        return self.kv_buffer[:, page : page + 1].flatten()
-
-    def get_dummy_flat_data_page(self) -> torch.Tensor:
-        return torch.zeros(
-            (2, self.layer_num, self.page_size, self.head_num, self.head_dim), dtype=self.dtype
-        ).flatten()
+TOKENS = 1024
+"""Of a pool in host memory."""
 
 
-class MLATokenToKVPoolHost(_Pool):
-    def __init__(self, layout: str = "page_first", **changes: Any) -> None:
-        self.layer_num, self.kv_cache_dim, self.page_size = 3, 40, 8
-        self.dtype, self.size, self.layout = torch.bfloat16, 1024, layout
-        vars(self).update(changes)
-        pages = self.size // self.page_size
-        dims = {
-            "page_first": (self.size, self.layer_num, 1, self.kv_cache_dim),
-            "page_first_direct": (pages, self.layer_num, self.page_size, 1, self.kv_cache_dim),
-        }[layout]
-        self.kv_buffer = torch.zeros(dims, dtype=self.dtype)
+def _pointers(tensors: list[torch.Tensor]) -> torch.Tensor:
+    return torch.tensor([tensor.data_ptr() for tensor in tensors], dtype=torch.uint64)
 
-    def get_page_buffer_meta(self, indices: torch.Tensor) -> tuple[list[int], list[int]]:
-        assert len(indices) % self.page_size == 0
-        token = self.layer_num * self.kv_cache_dim * self.itemsize
-        pointers = [self.kv_buffer.data_ptr() + index * token for index in indices.tolist()[:: self.page_size]]
-        return pointers, [token * self.page_size] * len(pointers)
 
-    def get_data_page(self, index: int) -> torch.Tensor:
-        page = index // self.page_size
-        if self.layout == "page_first":
-            return self.kv_buffer[index : index + self.page_size].flatten()
-        return self.kv_buffer[page : page + 1].flatten()
+def _shared(layers: int, page_size: int, layout: str) -> dict[str, Any]:
+    return {
+        "host_to_device_ratio": 1.0,
+        "host_size": 0,
+        "page_size": page_size,
+        "layout": layout,
+        "pin_memory": False,
+        "device_capacity_tokens": TOKENS // 2,
+        "start_layer": 0,
+        "end_layer": layers,
+        "host_token_capacity": TOKENS,
+    }
 
-    def get_dummy_flat_data_page(self) -> torch.Tensor:
-        return torch.zeros((self.layer_num, self.page_size, 1, self.kv_cache_dim), dtype=self.dtype).flatten()
+
+def mha_pool(
+    *,
+    layout: str = "page_first",
+    layers: int = 3,
+    heads: int = 2,
+    head_dim: int = 16,
+    page_size: int = 8,
+    dtype: torch.dtype = torch.bfloat16,
+) -> MHATokenToKVPoolHost:
+    device = [torch.zeros((page_size, heads, head_dim), dtype=dtype) for _ in range(2 * layers)]
+    keys, values = device[:layers], device[layers:]
+    buffers = KVBuffers(
+        k=tuple(keys),
+        v=tuple(values),
+        k_data_ptrs=_pointers(keys),
+        v_data_ptrs=_pointers(values),
+        layout=KVBufferLayout.NHD,
+    )
+    info = MHABufferInfo(
+        buffers=buffers,
+        page_size=page_size,
+        head_num=heads,
+        head_dim=head_dim,
+        v_head_dim=head_dim,
+        dtype=dtype,
+        device=torch.device("cpu"),
+    )
+    return MHATokenToKVPoolHost(info, **_shared(layers, page_size, layout))
+
+
+def mla_pool(
+    *,
+    layout: str = "page_first",
+    layers: int = 3,
+    rank: int = 32,
+    page_size: int = 8,
+    dtype: torch.dtype = torch.bfloat16,
+) -> MLATokenToKVPoolHost:
+    device = [torch.zeros((page_size, 1, rank + 8), dtype=dtype) for _ in range(layers)]
+    info = MLABufferInfo(
+        buffers=tuple(device),
+        data_ptrs=_pointers(device),
+        layer_indices=tuple(range(layers)),
+        device_layer_num=layers,
+        page_size=page_size,
+        kv_lora_rank=rank,
+        qk_rope_head_dim=8,
+        kv_cache_dim=rank + 8,
+        dtype=dtype,
+        device=torch.device("cpu"),
+    )
+    return MLATokenToKVPoolHost(info, target_layer_num=layers, **_shared(layers, page_size, layout))

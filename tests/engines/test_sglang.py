@@ -1,6 +1,6 @@
 """SGLang's own factory and interface, from the released package, with the backend over a real gateway.
 
-Needs an environment with SGLang: `make test-engines`. Its host pools need a GPU's kernels; see sglang_pool.py.
+Pools and pages are SGLang's own too. Needs an environment with SGLang: `make test-engines`. It runs without a GPU.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from kvgw.engines.sglang import KvgwHiCache
 from kvgw.engines.testing import CHUNKS, SCENARIOS
 from kvgw.errors import FormatError
 from tests.engines.bench import DEADLINES_S, Gateway, content, gateway
-from tests.engines.sglang_pool import MHATokenToKVPoolHost, MLATokenToKVPoolHost
+from tests.engines.sglang_pool import mha_pool, mla_pool
 
 pytestmark = [pytest.mark.engine, pytest.mark.smoke]
 
 SAMPLE = Path(__file__).resolve().parents[2] / "docs" / "engines" / "sglang-hicache.json"
-POOLS = {"mha": MHATokenToKVPoolHost, "mla": MLATokenToKVPoolHost}
+POOLS = {"mha": mha_pool, "mla": mla_pool}
 
 
 def extra_config(served: Gateway, **changes: Any) -> dict[str, Any]:
@@ -163,10 +163,10 @@ class SglangBench:
         yield {"pool": {"dtype": torch.float16}}
         yield {"pool": {"layout": "page_first_direct"}}
         yield {"pool": {"page_size": 4}}
-        yield {"pool": {"layer_num": 2}}
+        yield {"pool": {"layers": 2}}
         if self.kind == "mha":
             yield {"config": {"tp_rank": 1}}
-            yield {"pool": {"head_num": 4, "head_dim": 8}}
+            yield {"pool": {"heads": 4, "head_dim": 8}}
 
     @contextmanager
     def adapter(self, changes: Mapping[str, Any] | None = None, *, tenant: str = "") -> Iterator[Server]:
@@ -315,7 +315,7 @@ def test_what_cannot_be_served_is_refused_when_it_is_attached(mha: SglangBench) 
         with pytest.raises(FormatError, match=sentence), mha.adapter(changes):
             pass
     mla = storage_config(extra_config(mha.served), is_mla_model=True)
-    with pytest.raises(FormatError, match="kv_cache_dim"), attached(mla, MHATokenToKVPoolHost()):
+    with pytest.raises(FormatError, match="kv_cache_dim"), attached(mla, mha_pool()):
         pass
     with mha.adapter() as server, pytest.raises(FormatError, match="mamba"):
         server.backend.register_mem_host_pool_v2(server.pool, PoolName.MAMBA)
