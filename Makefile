@@ -14,6 +14,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ENGINES := .venv-engines
+OVERLAYS := $(wildcard .venv-sglang/.installed .venv-lmcache/.installed)
 LOCKS := requirements/dev.lock requirements/torch.lock
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --no-compile
@@ -30,7 +31,7 @@ STACK := KVGW_COMPOSE_SECRETS='$(COMPOSE_SECRETS)' KVGW_COMPOSE_MINIO_PORT=$(MIN
 	KVGW_COMPOSE_POSTGRES_PORT=$(POSTGRES_PORT) $(COMPOSE)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-all test-engines torture-gateways bench-gateways demo lint types docs clean compose-up compose-test compose-down
+.PHONY: help setup test test-all test-engines test-sglang test-lmcache torture-gateways bench-gateways demo lint types docs clean compose-up compose-test compose-down
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,6 +62,23 @@ test-all: $(STAMP) ## The same with the slow tests
 
 test-engines: $(STAMP) $(ENGINES)/.installed ## The adapters inside real engines on the CPU; ENGINE_TESTS=smoke: five minutes of it
 	KVGW_TEST_VLLM='$(CURDIR)/$(ENGINES)/bin/python' $(BIN)/python -m pytest -rs -m '$(ENGINE_TESTS)' $(PYTEST_ARGS) tests/engines
+	$(if $(OVERLAYS),$(MAKE) $(OVERLAYS:.venv-%/.installed=test-%))
+
+test-sglang: .venv-sglang/.installed ## SGLang's storage backend in the released SGLang, without a GPU
+	.venv-sglang/bin/python -m pytest -rs -W default -m '$(ENGINE_TESTS)' $(PYTEST_ARGS) tests/engines/test_sglang.py
+
+test-lmcache: .venv-lmcache/.installed ## LMCache's L2 adapter in the released LMCache, without a GPU
+	.venv-lmcache/bin/python -m pytest -rs -W default -m '$(ENGINE_TESTS)' $(PYTEST_ARGS) tests/engines/test_lmcache.py
+
+# Over the developers' environment: what an engine needs besides comes first on the path, the rest is there.
+.venv-%/.installed: requirements/engines-%.lock $(STAMP)
+	@test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
+	@rm -f .venv-$*/lib/python*/site-packages/developers.pth
+	@echo "setup: $* (requirements/engines-$*.lock) in .venv-$*"
+	@.venv-$*/bin/python -m pip --disable-pip-version-check install --quiet --no-compile --no-deps -r $<
+	@for folder in $(CURDIR)/$(VENV)/lib/python*/site-packages; do echo "$$folder"; done > .venv-$*/developers
+	@for folder in .venv-$*/lib/python*/site-packages; do mv .venv-$*/developers "$$folder/developers.pth"; done
+	@touch $@
 
 $(ENGINES)/.installed: requirements/engines-vllm.lock
 	@test -x $(ENGINES)/bin/python || $(PYTHON) -m venv $(ENGINES)

@@ -47,6 +47,7 @@ from kvgw.model import (
     StatRequest,
     TouchReply,
     TouchRequest,
+    WaitRequest,
 )
 from kvgw.reports import GetReport, Match, PutReport, Registered, Touched
 from kvgw.runtime import SystemClock, SystemRng
@@ -111,13 +112,32 @@ class Client(Calls):
         except Outage as error:
             self._maybe_raise(error, on_error)
             return Match(0, (), Outcome.OUTAGE, str(error))
-        return Match(
-            reply.matched,
-            tuple(reply.tiers),
-            reason=reply.reason,
-            namespaces=tuple(reply.namespaces),
-            cached_tokens=reply.matched * chosen[0].kv_format.tokens_per_chunk,
-        )
+        return _as_match(reply, chosen[0])
+
+    async def wait(
+        self,
+        formats: Registered | Sequence[Registered],
+        keys: Sequence[bytes],
+        *,
+        deadline_s: float,
+        lease_ms: int = 0,
+        on_error: OnError | None = None,
+    ) -> Match:
+        """`match`, answered when all of `keys` can be had or the deadline is over, whichever comes first.
+
+        For whoever needs what another process is about to store. The gateway says so; nothing is polled from here.
+        """
+        chosen = [formats] if isinstance(formats, Registered) else list(formats)
+        namespace = one_namespace(chosen)
+        limit = self._limit(deadline_s, deadline_s)
+        fingerprints = [one.fingerprint for one in chosen]
+        request = WaitRequest(fingerprints, check_keys(keys), namespace, lease_ms, gateway_ms(limit))
+        try:
+            reply = await self._call(limit, lambda: self._transport.ask(request, MatchReply))
+        except Outage as error:
+            self._maybe_raise(error, on_error)
+            return Match(0, (), Outcome.OUTAGE, str(error))
+        return _as_match(reply, chosen[0])
 
     async def get(
         self,
@@ -258,6 +278,16 @@ class Client(Calls):
         limit = self._limit(deadline_s, self._options.read_deadline_s)
         request = StatRequest(self._options.namespace, gateway_ms(limit))
         return await self._call(limit, lambda: self._transport.ask(request, StatReply))
+
+
+def _as_match(reply: MatchReply, registered: Registered) -> Match:
+    return Match(
+        reply.matched,
+        tuple(reply.tiers),
+        reason=reply.reason,
+        namespaces=tuple(reply.namespaces),
+        cached_tokens=reply.matched * registered.kv_format.tokens_per_chunk,
+    )
 
 
 def connect(

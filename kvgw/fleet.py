@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Final, TypeVar
 
 from blake3 import blake3
+from msgspec.structs import replace
 
 from kvgw.breaker import Breaker, BreakerOptions, BreakerState
 from kvgw.errors import Code, KvgwError, Outage
@@ -21,11 +23,14 @@ from kvgw.model import (
     ExplainRequest,
     GetReply,
     GetRequest,
+    HoldRequest,
+    MatchReply,
     MatchRequest,
     PutReply,
     PutRequest,
     Question,
     TouchRequest,
+    WaitRequest,
 )
 from kvgw.runtime import Clock, Rng
 from kvgw.transport import Transport
@@ -40,6 +45,16 @@ SHARE: Final = 0.5
 """How much of the time that is left a gateway gets while there is another one to ask."""
 LAST_SHARE: Final = 0.95
 """And when there is none; the rest is for its breaker to learn of it before the caller gives up."""
+
+WAIT_PIECE_MS: Final = 2_000
+WAIT_SHARE: Final = 0.4
+"""Of the time that is left, what one gateway may wait; below `SHARE`, so that its answer comes in time."""
+
+_KEYED: Final = (MatchRequest, WaitRequest, TouchRequest, HoldRequest, DeleteRequest, ExplainRequest)
+
+
+async def _ask(transport: Transport, request: Question, answer: type[Answer]) -> Answer:
+    return await transport.ask(request, answer)
 
 
 class Member:
@@ -71,10 +86,25 @@ class FleetTransport:
         return {member.name: member.breaker.state for member in self._members}
 
     async def ask(self, request: Question, answer: type[Answer]) -> Answer:
-        keys = request.keys if isinstance(request, MatchRequest | TouchRequest | DeleteRequest | ExplainRequest) else []
+        keys = request.keys if isinstance(request, _KEYED) else []
+        if isinstance(request, WaitRequest):
+            return await self._wait(request, answer)
         return await self._first_that_answers(
             self._prefix(keys, None), request.deadline_ms, lambda transport: transport.ask(request, answer)
         )
+
+    async def _wait(self, request: WaitRequest, answer: type[Answer]) -> Answer:
+        """Wait in pieces: a gateway that dies meanwhile costs one of them, and the next gateway goes on."""
+        ends = self._clock.monotonic() + request.deadline_ms / 1000
+        prefix = self._prefix(request.keys, None)
+        while True:
+            left_ms = int((ends - self._clock.monotonic()) * 1000)
+            piece = replace(request, deadline_ms=max(1, min(WAIT_PIECE_MS, int(WAIT_SHARE * left_ms))))
+            send: Callable[[Transport], Awaitable[Answer]] = partial(_ask, request=piece, answer=answer)
+            reply: Answer = await self._first_that_answers(prefix, max(left_ms, 1), send)
+            found = isinstance(reply, MatchReply) and reply.matched == len(request.keys)
+            if found or left_ms - piece.deadline_ms <= WAIT_PIECE_MS * (1 - WAIT_SHARE) / 2:
+                return reply
 
     async def put(self, request: PutRequest, payloads: Sequence[memoryview]) -> PutReply:
         prefix = self._prefix(request.keys, request.parent)

@@ -34,6 +34,7 @@ from tenancy.births import Batch, NewChunk
 from tenancy.engine import Database
 from tenancy.eviction import Candidate
 from tenancy.formats import FormatDescription
+from tenancy.inspections import Inspections
 from tenancy.model import FormatRow, FoundChunk, Node, Scope, Usage
 from tenancy.nodes import Forgotten
 from tenancy.outbox import Waiting
@@ -45,7 +46,7 @@ from tenancy.sight import NO_TENANT, Sight
 from tenancy.sweep import DoomedPlacement
 
 
-class Catalog(Registrar, Records):
+class Catalog(Registrar, Records, Inspections):
     """Every question and change of state, asked by one gateway process. Raises `CatalogUnavailable`."""
 
     def __init__(self, database: Database, node: Node) -> None:

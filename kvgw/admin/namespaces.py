@@ -215,6 +215,9 @@ async def _readers(seat: Seat, names: list[str] | None) -> tuple[str, ...] | Non
     """Readers as they are kept. A name that no tenant has is kept too: whether it has one is nobody else's to know."""
     if names is None:
         return None
+    for name in names:
+        if name != EVERYBODY:
+            check_name("tenant", name)
     catalog = seat.opened.rooms.catalog
     kept = [name if name == EVERYBODY else f"{name}:{await catalog.tenant(name) or '-'}" for name in names]
     return tuple(kept)

@@ -26,6 +26,8 @@ from kvgw.server.http import ADMIN_SOCKET
 from kvgw.wiring import opened
 
 SECONDS_MAX = 120.0
+_USUAL = httpx2.Timeout(SECONDS_MAX)
+_PATIENT = httpx2.Timeout(SECONDS_MAX, read=None)
 _BASE = "http://kvgw"
 
 
@@ -37,8 +39,12 @@ def ask_admin(
     *,
     body: object = None,
     query: Mapping[str, str | int] | None = None,
+    patient: bool = False,
 ) -> Any:
-    """The decoded answer to one admin request. Raises `KvgwError` with the gateway's sentence."""
+    """The decoded answer to one admin request. Raises `KvgwError` with the gateway's sentence.
+
+    `patient`: whatever time the answer takes.
+    """
 
     folder = data_folder(data)
     if not os.environ.get("KVGW_ADMIN") and not folder.is_dir():
@@ -47,7 +53,9 @@ def ask_admin(
     async def exchange() -> Any:
         async with _client(folder, config) as client:
             try:
-                answer = await client.request(method, f"/v1{path}", json=body, params=query)
+                answer = await client.request(
+                    method, f"/v1{path}", json=body, params=query, timeout=_PATIENT if patient else _USUAL
+                )
             except httpx2.TransportError as error:
                 raise Outage(f"the gateway's admin API does not answer: {error}", Code.UNAVAILABLE) from error
         return _decoded(answer)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 
 import typer
+from rich.text import Text
 
 from kvgw.cli import (
     audit,
@@ -15,6 +16,7 @@ from kvgw.cli import (
     catalog,
     deletions,
     doctor,
+    fsck,
     inspect,
     keys,
     namespaces,
@@ -51,6 +53,7 @@ app.command("wipe")(upkeep.wipe)
 app.command("usage")(usage.usage)
 app.command("explain")(usage.explain)
 app.command("recount")(recount.recount)
+app.command("fsck")(fsck.fsck)
 app.command("bench")(bench.bench)
 app.command("delete")(deletions.delete)
 app.command("verify-receipt")(deletions.verify_receipt)
@@ -70,5 +73,5 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except (KvgwError, StorageError, TenancyError) as error:
-        error_console().print(f"[bold red]kvgw:[/] {error}", highlight=False, soft_wrap=True)
+        error_console().print(Text.assemble(("kvgw:", "bold red"), " ", str(error)), soft_wrap=True)
         sys.exit(3 if isinstance(error, Outage) and error.code is Code.UNAVAILABLE else 1)

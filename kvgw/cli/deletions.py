@@ -164,7 +164,7 @@ def verify_receipt(
         for look in (one for one in looks if not one["unseen"]):
             console().print(f"{look['tier']}: looked ({look['method']})", highlight=False)
         for sentence in (*wrong, *unknown):
-            console().print(sentence, highlight=False, soft_wrap=True)
+            console().print(sentence, highlight=False, markup=False, soft_wrap=True)
         if not wrong and not unknown:
             console().print("the receipt is genuine, and nothing of what it names was found", highlight=False)
     if wrong or unknown:
@@ -239,7 +239,7 @@ def _show(job: dict[str, Any], json: bool) -> None:
         soft_wrap=True,
     )
     if job["sentence"]:
-        console().print(job["sentence"], highlight=False, soft_wrap=True)
+        console().print(job["sentence"], highlight=False, markup=False, soft_wrap=True)
     if job["receipt"] is not None:
         for look in job["receipt"]["looks"]:
             console().print(f"{look['tier']} of node {look['node']}: clean", highlight=False)

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 import typer
+from rich.text import Text
 
 from kvgw.cli.options import Config, Data, Json, data_folder, settings_of
 from kvgw.cli.output import console, print_json, print_table
@@ -23,7 +24,11 @@ def doctor(data: Data = None, config: Config = None, json: Json = False) -> None
     if json:
         print_json(findings)
     else:
-        marks = {Verdict.GOOD: "[green]ok[/]", Verdict.NOTE: "[yellow]note[/]", Verdict.BAD: "[red]wrong[/]"}
+        marks = {
+            Verdict.GOOD: Text("ok", "green"),
+            Verdict.NOTE: Text("note", "yellow"),
+            Verdict.BAD: Text("wrong", "red"),
+        }
         print_table(
             f"kvgw doctor: {folder}",
             ["", "subject", "what", "what to do"],

@@ -8,6 +8,9 @@ from collections.abc import Sequence
 import msgspec
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+
+from tenancy.audit.chain import printable
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -27,13 +30,16 @@ def print_json(value: object) -> None:
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
 
 
-def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table; numbers belong in columns whose name ends in a space."""
-    table = Table(title=title, title_justify="left", header_style="bold")
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> None:
+    """Print a table; numbers belong in columns whose name ends in a space.
+
+    A cell is shown as it is: what a tenant chose, as a model's name, is neither markup nor steers the terminal (F10).
+    """
+    table = Table(title=Text(printable(title)), title_justify="left", header_style="bold")
     for column in columns:
         table.add_column(column.strip(), justify="right" if column.endswith(" ") else "left", overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(cell if isinstance(cell, Text) else Text(printable(cell)) for cell in row))
     console().print(table)
 
 

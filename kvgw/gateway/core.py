@@ -16,6 +16,7 @@ from kvgw.gateway.payloads import PayloadSink, PayloadSource
 from kvgw.gateway.put import PutVerb
 from kvgw.gateway.rooms import Rooms
 from kvgw.gateway.translate import translated
+from kvgw.gateway.wait import WaitVerb
 from kvgw.kvformat import KVFormat
 from kvgw.model import (
     DeleteReply,
@@ -41,6 +42,7 @@ from kvgw.model import (
     StatusRequest,
     TouchReply,
     TouchRequest,
+    WaitRequest,
 )
 from storage.tier import blob_name
 from tenancy.access import Caller, Permission
@@ -49,7 +51,9 @@ from tenancy.errors import CatalogUnavailable
 from tenancy.formats import FormatDescription
 from tenancy.naming import entry_keys, format_fingerprint
 
-Asked = TypeVar("Asked", MatchRequest, RegisterRequest, TouchRequest, HoldRequest, DeleteRequest, StatRequest)
+Asked = TypeVar(
+    "Asked", MatchRequest, WaitRequest, RegisterRequest, TouchRequest, HoldRequest, DeleteRequest, StatRequest
+)
 Answered = TypeVar("Answered")
 
 
@@ -61,6 +65,7 @@ class Gateway:
         self._directory = directory
         self._admin = admin
         self._match = MatchVerb(rooms, directory)
+        self._wait = WaitVerb(rooms, directory, self._match)
         self._put = PutVerb(rooms, directory)
         self._get = GetVerb(rooms, directory)
         self.meter = rooms.meter
@@ -80,6 +85,8 @@ class Gateway:
             match request:
                 case MatchRequest():
                     return await self._limited(caller, request, self._match)
+                case WaitRequest():
+                    return await self._limited(caller, request, self._wait)
                 case RegisterRequest():
                     return await self._limited(caller, request, self._register)
                 case TouchRequest():

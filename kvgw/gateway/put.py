@@ -141,6 +141,7 @@ class PutVerb:
             raise
         self._forget(place, committed.doomed)
         rooms.backlog.note_writes(place.scope)
+        rooms.arrivals.note(place.scope)
         await self._discard(writing, [blob_name(place.scope.namespace, blob_id) for blob_id in committed.discarded])
         rooms.metrics.put_bytes.inc(len(committed.stored) * writing.kv_format.chunk_bytes)
         return committed

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kvgw.fence import Fence
+from kvgw.gateway.arrivals import Arrivals
 from kvgw.gateway.backlog import Backlog
 from kvgw.gateway.leases import MatchLeases
 from kvgw.gateway.limiter import Limiter
@@ -37,6 +38,7 @@ class Rooms:
     """By the label of the tier that each looks through."""
     deletions: Deletions
     backlog: Backlog
+    arrivals: Arrivals
     metrics: Metrics
     limiter: Limiter
     meter: Meter

@@ -20,6 +20,7 @@ from kvgw.gateway.rooms import Rooms
 from kvgw.maintenance.books import Books
 from kvgw.maintenance.erasing import Erasing
 from kvgw.maintenance.evict import Eviction
+from kvgw.maintenance.fsck import Fsck
 from kvgw.maintenance.keycare import KeyCare
 from kvgw.maintenance.orphans import OrphanReport, OrphanSweep
 from kvgw.maintenance.sweep import Sweep
@@ -74,6 +75,7 @@ class Crew:
         self.eviction = Eviction(rooms, nvme)
         grace = {"nvme": pace.nvme_orphan_grace, "s3": pace.s3_orphan_grace}
         self.orphans = OrphanSweep(rooms, grace)
+        self.fsck = Fsck(rooms, self.sweep, grace)
         self.orphan_reports: dict[str, OrphanReport] = {}
         self.erasing = Erasing(rooms, self.sweep)
 

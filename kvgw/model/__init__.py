@@ -24,6 +24,7 @@ from kvgw.model.chunks import (
     RegisterRequest,
     TouchReply,
     TouchRequest,
+    WaitRequest,
 )
 from kvgw.model.explain import Difference, ExplainReply, ExplainRequest, KeyAnswer, Why
 from kvgw.model.operators import (
@@ -64,6 +65,7 @@ AdminQuestion: TypeAlias = StatusRequest | NamespaceCreateRequest | NamespacesRe
 Question: TypeAlias = (
     RegisterRequest
     | MatchRequest
+    | WaitRequest
     | TouchRequest
     | HoldRequest
     | DeleteRequest
@@ -142,5 +144,6 @@ __all__ = [
     "TierStatus",
     "TouchReply",
     "TouchRequest",
+    "WaitRequest",
     "Why",
 ]

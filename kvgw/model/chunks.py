@@ -61,6 +61,16 @@ class MatchReply(Struct, frozen=True):
     """Where public namespaces were asked: the one that has each matched chunk, empty for the request's own."""
 
 
+class WaitRequest(Struct, frozen=True, tag_field="op", tag="wait"):
+    """Answer as to a match, but only when all keys can be had in every format, or the deadline is over."""
+
+    fingerprints: Annotated[list[Fingerprint], Meta(min_length=1, max_length=FORMATS_MAX)]
+    keys: EngineKeys
+    namespace: NamespaceName = ""
+    lease_ms: Annotated[int, Meta(ge=0, le=60_000)] = 0
+    deadline_ms: DeadlineMs = 10_000
+
+
 class PutRequest(Struct, frozen=True, tag_field="op", tag="put"):
     """Store chunks as an ordered chain: each key's parent is the one before it, the first's is `parent`."""
 

@@ -44,6 +44,7 @@ async def http_listening(gateway: Opened, endpoint: TcpEndpoint | None) -> Async
             log_level="warning",
             access_log=False,
             lifespan="off",
+            ws="none",
             timeout_graceful_shutdown=2,
         )
         server = _Server(config)
@@ -84,30 +85,40 @@ def _bind_tcp(endpoint: TcpEndpoint) -> socket.socket:
 
 
 def _limited_protocol(most: int) -> type[H11Protocol]:
-    """HTTP/1.1 over at most `most` connections: one too many costs the longest-lived that has no request in progress.
+    """HTTP/1.1 over at most `most` connections of each kind: one too many costs the longest-lived that sent no request
+    to its end, or has its answer.
 
-    Without a bound, idle peers take the process's last descriptors, and asyncio's accept loop fills the log.
+    Without a bound, idle peers take the process's last descriptors, and asyncio's accept loop fills the log. Peers on
+    TCP, whom nobody knows yet, do not shut the gateway's own user out of its Unix socket.
     """
-    alive: dict[H11Protocol, None] = {}
+    over_tcp: dict[H11Protocol, None] = {}
+    over_unix: dict[H11Protocol, None] = {}
 
     class Limited(H11Protocol):
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
             super().connection_made(transport)
             sock = transport.get_extra_info("socket")
+            alive = over_tcp
             if sock is not None and sock.family == socket.AF_UNIX:
                 self.app_state = {**self.app_state, PEER_UID: peer_uid(sock)}
+                alive = over_unix
             alive[self] = None
             if len(alive) > most:
-                idle = (one for one in alive if one.cycle is None or one.cycle.response_complete)
-                victim = next(idle, self)
+                victim = next((one for one in alive if _waits_for_peer(one)), self)
                 del alive[victim]
                 victim.transport.abort()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            alive.pop(self, None)
+            over_tcp.pop(self, None)
+            over_unix.pop(self, None)
             super().connection_lost(exc)
 
     return Limited
+
+
+def _waits_for_peer(one: H11Protocol) -> bool:
+    """Whether nothing is done for this peer now: the next thing to come is from it."""
+    return one.cycle is None or one.cycle.response_complete or one.cycle.more_body
 
 
 class _Server(uvicorn.Server):

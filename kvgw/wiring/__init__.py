@@ -14,6 +14,7 @@ from kvgw.chance import WatchedRng
 from kvgw.datadir import DataFolder
 from kvgw.fence import LEASE_SECONDS, Fence
 from kvgw.gateway.admin import AdminVerbs
+from kvgw.gateway.arrivals import Arrivals
 from kvgw.gateway.backlog import Backlog
 from kvgw.gateway.core import Gateway
 from kvgw.gateway.directory import Directory
@@ -130,6 +131,7 @@ async def opened(
             tracers=tracers_of(settings, folder.path, file_workers, nvme, s3),
             deletions=Deletions(database),
             backlog=Backlog(),
+            arrivals=Arrivals(),
             metrics=metrics,
             meter=meter,
             limiter=Limiter(world.clock, metrics, allowance_of(settings.limits), meter),

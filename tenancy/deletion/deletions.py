@@ -44,7 +44,7 @@ class Deletions:
         """Write down jobs of one tenant, with `act`, in one transaction.
 
         A namespace or tenant that is to go is invisible from here on. Raises `NamespaceUnknown` when it is on its way
-        already, `RegistryRefused` when its policy forbids its deletion, `DeletionUnsupported`.
+        already, `RegistryRefused` when its policy forbids its deletion or too many wait, `DeletionUnsupported`.
         """
 
         def body(connection: Connection) -> None:
@@ -53,8 +53,8 @@ class Deletions:
                     _close_namespace(connection, job.scope)
                 elif job.kind == "tenant":
                     registry.set_tenant_state(connection, job.scope.tenant, "deleting")
-                elif isinstance(job.selector, Prefix):
-                    selection.follow(connection, job.scope, job.selector)  # refused now, not when it has begun
+                else:
+                    _check_part(connection, job)
                 jobs.add(connection, job)
             chain.record(connection, act, now_ms)
 
@@ -164,6 +164,18 @@ class Deletions:
 
     async def _write(self, job: Job, body: Callable[[Connection], Result]) -> Result:
         return await self._database.write(body, Sight(job.scope.tenant))
+
+
+def _check_part(connection: Connection, job: Job) -> None:
+    """Refuse now, not when it has begun, what cannot be done, and what would keep maintenance from other tenants'."""
+    count = jobs.count_parts(connection, job.scope.tenant)
+    if count >= JOBS_MAX:
+        raise RegistryRefused(
+            f"the tenant has {count} deletions that are not done, and at most {JOBS_MAX} may wait; kvgw deletions list "
+            "says what for"
+        )
+    if isinstance(job.selector, Prefix):
+        selection.follow(connection, job.scope, job.selector)
 
 
 def _close_namespace(connection: Connection, scope: Scope) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Final
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, Row, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, func, insert, select, update
 
 from tenancy.deletion import selection
 from tenancy.deletion.selection import Selector
@@ -74,6 +74,7 @@ class Job:
 
 
 NO_NAMESPACE: Final = UUID(int=0)
+_WHOLE: Final = ("namespace", "tenant")
 _UNFINISHED: Final = ("removing", "erasing", "verifying", "failed")
 _PROGRESS: Final = msgspec.json.Decoder(Progress)
 
@@ -99,10 +100,12 @@ def add(connection: Connection, job: Job) -> None:
 
 
 def jobs(connection: Connection, tenant: UUID, *, unfinished: bool, limit: int) -> list[Job]:
-    """A tenant's jobs, the newest first; or those that are not done, the oldest first."""
+    """A tenant's jobs, the newest first; or those that are not done: of whole namespaces first, then the oldest first."""
     query = select(deletion_job).where(deletion_job.c.tenant_id == tenant).limit(limit)
     if unfinished:
-        query = query.where(deletion_job.c.state.in_(_UNFINISHED)).order_by(deletion_job.c.requested_ms)
+        query = query.where(deletion_job.c.state.in_(_UNFINISHED)).order_by(
+            deletion_job.c.kind.not_in(_WHOLE), deletion_job.c.requested_ms
+        )
     else:
         query = query.order_by(deletion_job.c.requested_ms.desc())
     return [_job(row) for row in connection.execute(query)]
@@ -114,6 +117,22 @@ def job(connection: Connection, tenant: UUID, job_id: bytes) -> Job | None:
         select(deletion_job).where(deletion_job.c.tenant_id == tenant, deletion_job.c.job_id == job_id)
     ).first()
     return None if row is None else _job(row)
+
+
+def count_parts(connection: Connection, tenant: UUID) -> int:
+    """A tenant's jobs that are not done and delete less than a namespace."""
+    return (
+        connection.scalar(
+            select(func.count())
+            .select_from(deletion_job)
+            .where(
+                deletion_job.c.tenant_id == tenant,
+                deletion_job.c.kind.not_in(_WHOLE),
+                deletion_job.c.state.in_(_UNFINISHED),
+            )
+        )
+        or 0
+    )
 
 
 def is_being_deleted(connection: Connection, scope: Scope) -> bool:

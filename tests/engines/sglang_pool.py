@@ -17,7 +17,8 @@ import torch
 
 def _name_torchvisions_operators() -> torch.library.Library:
     spec = importlib.util.find_spec("torchvision")
-    assert spec is not None and spec.origin is not None
+    if spec is None or spec.origin is None:
+        raise ImportError("torchvision is not installed")
     source = Path(spec.origin).with_name("_meta_registrations.py").read_text(encoding="utf-8")
     library = torch.library.Library("torchvision", "DEF")
     for names in set(re.findall(r'register_meta\("(\w+)"\)|register_fake\("torchvision::(\w+)"\)', source)):
@@ -25,7 +26,7 @@ def _name_torchvisions_operators() -> torch.library.Library:
     return library
 
 
-if not torch.cuda.is_available():
+if torch.version.cuda is None:
     OPERATORS = _name_torchvisions_operators()
 
 from sglang.srt.mem_cache.device_pool_info import KVBufferLayout, KVBuffers, MHABufferInfo, MLABufferInfo  # noqa: E402

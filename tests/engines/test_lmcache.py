@@ -1,6 +1,6 @@
 """LMCache's own plug-in factory, memory objects and bitmaps, from the released package, over a real gateway.
 
-Needs an environment with LMCache: `make test-engines`. It runs without a GPU.
+Needs an environment with LMCache: `make test-lmcache`. It runs without a GPU.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("lmcache", reason="LMCache has an environment of its own: make test-engines")
+pytest.importorskip("lmcache", reason="LMCache has an environment of its own: make test-lmcache")
 
 import torch  # after the skip
 from lmcache.v1.distributed.api import MemoryLayoutDesc, ObjectKey
@@ -32,7 +32,7 @@ from kvgw.engines.testing import CHUNKS, SCENARIOS
 from kvgw.errors import FormatError
 from tests.engines.bench import DEADLINES_S, Gateway, content, gateway
 
-pytestmark = [pytest.mark.engine, pytest.mark.smoke]
+pytestmark = pytest.mark.engine
 
 SAMPLE = Path(__file__).resolve().parents[2] / "docs" / "engines" / "lmcache-l2.json"
 MODEL = "Qwen/Qwen3-8B"
@@ -225,6 +225,7 @@ def test_only_the_bit_of_the_damaged_chunk_is_0(bench: LmcacheBench) -> None:
         assert server.adapter.report_status()["chunks_lost"] == 1
 
 
+@pytest.mark.smoke
 def test_one_task_with_the_keys_of_two_ranks_and_a_stranger(bench: LmcacheBench) -> None:
     """As LMCache asks: a row of keys for each rank. Each row's hits are its own."""
     ranks = [ObjectKey.ComputeKVRank(2, rank, 2, rank) for rank in range(2)]

@@ -1,12 +1,13 @@
 """SGLang's own factory and interface, from the released package, with the backend over a real gateway.
 
-Pools and pages are SGLang's own too. Needs an environment with SGLang: `make test-engines`. It runs without a GPU.
+Pools and pages are SGLang's own too. Needs an environment with SGLang: `make test-sglang`. It runs without a GPU.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import queue
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,9 +17,13 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("sglang", reason="SGLang has an environment of its own: make test-engines")
+# Before SGLang, which imports torchvision.
+pytest.importorskip(
+    "tests.engines.sglang_pool", reason="SGLang has an environment of its own: make test-sglang", exc_type=ImportError
+)
 
-import torch  # after the skip
+import torch
+from sglang.srt.managers.cache_controller import HiCacheController, PrefetchOperation, StorageOperation
 from sglang.srt.mem_cache.hicache_storage import (
     HiCacheStorageConfig,
     HiCacheStorageExtraInfo,
@@ -26,6 +31,7 @@ from sglang.srt.mem_cache.hicache_storage import (
     PoolName,
 )
 from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
+from sglang.srt.mem_cache.utils import get_storage_hash_str
 
 from kvgw.engines.sglang import KvgwHiCache
 from kvgw.engines.testing import CHUNKS, SCENARIOS
@@ -33,7 +39,7 @@ from kvgw.errors import FormatError
 from tests.engines.bench import DEADLINES_S, Gateway, content, gateway
 from tests.engines.sglang_pool import mha_pool, mla_pool
 
-pytestmark = [pytest.mark.engine, pytest.mark.smoke]
+pytestmark = pytest.mark.engine
 
 SAMPLE = Path(__file__).resolve().parents[2] / "docs" / "engines" / "sglang-hicache.json"
 POOLS = {"mha": mha_pool, "mla": mla_pool}
@@ -319,3 +325,37 @@ def test_what_cannot_be_served_is_refused_when_it_is_attached(mha: SglangBench) 
         pass
     with mha.adapter() as server, pytest.raises(FormatError, match="mamba"):
         server.backend.register_mem_host_pool_v2(server.pool, PoolName.MAMBA)
+
+
+class Controller(HiCacheController):
+    """SGLang's own cache controller, without the collectives between ranks and the threads that call these methods."""
+
+    def __init__(self, server: Server) -> None:
+        self.storage_backend, self.storage_host_pool = server.backend, server.pool
+        self.page_size = server.pool.page_size
+        self.page_get_func, self.page_set_func = self._page_get_zero_copy, self._page_set_zero_copy
+        self.prefetch_sync_queue: queue.Queue[Any] = queue.Queue()
+
+
+@pytest.mark.smoke
+def test_sglangs_controller_backs_up_and_prefetches(bench: SglangBench) -> None:
+    """Page keys, batches of 128 pages and what counts as success are SGLang's."""
+    pages, kind = 130, {"pool": {"page_size": 4}}
+    tokens = list(range(4 * pages))
+    with bench.adapter(kind) as first:
+        controller = Controller(first)
+        indices = first.indices(pages)
+        first.fill(indices, 1)
+        keys = get_storage_hash_str(tokens, None, page_size=4)
+        backup = StorageOperation(indices, tokens, hash_value=keys, prefix_keys=[])
+        controller._page_backup(backup)
+        assert backup.completed_tokens == len(tokens)
+    with bench.adapter(kind) as second:
+        controller = Controller(second)
+        prefetch = PrefetchOperation("request", [*tokens, 7, 7, 7, 7], None, prefix_keys=[])
+        prefetch.hash_value, hit_tokens = controller._storage_hit_query(prefetch)
+        assert hit_tokens == len(tokens)
+        prefetch.host_indices = second.indices(pages)
+        assert controller._page_transfer(prefetch) == pages
+        page = bytes(second.page(prefetch.host_indices, 129).tolist())
+        assert page == content(1, 129, len(page))

@@ -89,6 +89,20 @@ def test_bytes_are_paid_after_they_moved_and_debt_ends_by_itself() -> None:
     assert admits(limiter, one)
 
 
+def test_what_is_owed_under_a_rate_that_was_a_mistake_is_paid_at_the_one_that_corrects_it() -> None:
+    clock = ManualClock()
+    limiter = Limiter(clock, Metrics(), Allowance())
+    assert admits(limiter, namespace(bytes_per_second=1), moved=2**30)
+    assert not admits(limiter, namespace(bytes_per_second=1))
+    assert not admits(limiter, namespace(bytes_per_second=2**30))
+    clock.advance(0.1)
+    assert admits(limiter, namespace(bytes_per_second=2**30)), "not in 34 years"
+    assert admits(limiter, namespace(bytes_per_second=2**30), moved=3 * 2**30)
+    assert not admits(limiter, namespace(bytes_per_second=2**30))
+    clock.advance(1.5)
+    assert not admits(limiter, namespace(bytes_per_second=2**29)), "a lower rate pays the same debt more slowly"
+
+
 def test_a_tenants_limit_holds_for_all_of_its_namespaces_together_and_for_no_other() -> None:
     clock = ManualClock()
     limiter = Limiter(clock, Metrics(), Allowance(requests_per_second=4))

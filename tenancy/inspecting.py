@@ -1,0 +1,242 @@
+"""What a check of the house asks of the rows: page by page, so that nobody waits long, and again for what it suspects.
+
+Every transaction keeps these rules: a live chunk has an entry, an entry's chunk is live, a chunk on its way out has
+only doomed placements. What breaks one of them is a bug, or a hand that edited the database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from sqlalchemy import ColumnElement, Connection, and_, exists, func, or_, select, update
+
+from tenancy import quota
+from tenancy.model import Node, Scope
+from tenancy.removal import doom_placements, doom_unused, remove_entries
+from tenancy.repair import abandon_unreadable
+from tenancy.schema import UNSETTLED, chunk, entry, owned, placement, reservation
+
+Fault = Literal["unreferenced", "headless", "undoomed", "stranded"]
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A placement that says ``ok``: a read expects `length` bytes. `updated_ms` tells one writing from the next."""
+
+    blob_id: bytes
+    length: int
+    updated_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """A page of chunks, and what is wrong with some of them."""
+
+    looked: int
+    last: bytes
+    """Blob id of the page's last chunk; empty when there was none."""
+    found: dict[bytes, Fault]
+
+
+@dataclass(frozen=True, slots=True)
+class Overdue:
+    """What a lease should have ended long ago: ids, with the times (Unix ms) at which the leases ended."""
+
+    reservations: list[tuple[bytes, int]]
+    writes: list[tuple[bytes, str, int]]
+    """Blob id, tier, end of the lease."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mended:
+    """What a transaction set right."""
+
+    count: int
+    dead: list[bytes] = field(default_factory=list)
+    """Blobs that nothing needs any more."""
+
+
+def count_placed(connection: Connection, scope: Scope, tier: str, node: str) -> int:
+    """How many placements in this tier say ``ok``."""
+    return connection.scalar(select(func.count()).where(*_placed_in(scope, tier, node))) or 0
+
+
+def placed(
+    connection: Connection, scope: Scope, tier: str, node: str, after: bytes, until: bytes | None, limit: int
+) -> list[Placed]:
+    """Up to `limit` placements that say ``ok``, by rising blob id: above `after`, below `until`."""
+    below = () if until is None else (placement.c.blob_id < until,)
+    return _read_placed(connection, scope, tier, node, (placement.c.blob_id > after, *below), limit)
+
+
+def still_placed(connection: Connection, scope: Scope, tier: str, node: str, seen: Sequence[Placed]) -> list[Placed]:
+    """Those of `seen` that are what they were: ``ok``, and not written anew since."""
+    named = (placement.c.blob_id.in_([one.blob_id for one in seen]),)
+    now = set(_read_placed(connection, scope, tier, node, named, len(seen)))
+    return [one for one in seen if one in now]
+
+
+def end_dangling(
+    connection: Connection, scope: Scope, tier: str, node: str, seen: Sequence[Placed], now_ms: int
+) -> Mended:
+    """Quarantine placements whose bytes are not there, if they are what they were; their last hope gone, entries end.
+
+    Where the other tier has the bytes, the placement is due again.
+    """
+    quota.lock(connection, scope)
+    blob_ids = [one.blob_id for one in still_placed(connection, scope, tier, node, seen)]
+    these = (
+        *owned(placement, scope),
+        placement.c.blob_id.in_(blob_ids),
+        placement.c.tier == tier,
+        placement.c.node == node,
+    )
+    connection.execute(
+        update(placement).where(*these, placement.c.state == "ok").values(state="quarantined", updated_ms=now_ms)
+    )
+    dead = abandon_unreadable(connection, scope, blob_ids, now_ms)
+    copy = placement.alias("copy")
+    connection.execute(
+        update(placement)
+        .where(
+            *these,
+            placement.c.state == "quarantined",
+            exists(
+                select(1).where(
+                    *owned(copy, scope),
+                    copy.c.blob_id == placement.c.blob_id,
+                    copy.c.tier != tier,
+                    copy.c.state == "ok",
+                )
+            ),
+        )
+        .values(state="due", attempts=0, not_before_ms=now_ms, updated_ms=now_ms)
+    )
+    return Mended(len(blob_ids), dead)
+
+
+def faults(
+    connection: Connection,
+    scope: Scope,
+    live_boots: Sequence[str],
+    after: bytes,
+    limit: int,
+    among: Sequence[bytes] | None = None,
+) -> Faults:
+    """Look at up to `limit` chunks above blob id `after`, by rising id; `among`: only at these."""
+    of_chunk = (*owned(placement, scope), placement.c.blob_id == chunk.c.blob_id)
+    rows = connection.execute(
+        select(
+            chunk.c.blob_id,
+            chunk.c.state,
+            chunk.c.home_boot,
+            exists(select(1).where(*owned(entry, scope), entry.c.blob_id == chunk.c.blob_id)).label("named"),
+            exists(select(1).where(*of_chunk, placement.c.state == "ok")).label("readable"),
+            exists(select(1).where(*of_chunk, placement.c.state != "doomed")).label("kept"),
+        )
+        .where(
+            *owned(chunk, scope),
+            chunk.c.blob_id > after,
+            *(() if among is None else (chunk.c.blob_id.in_(among),)),
+        )
+        .order_by(chunk.c.blob_id)
+        .limit(limit)
+    ).all()
+    alive, found = set(live_boots), dict[bytes, Fault]()
+    for row in rows:
+        if row.state == "live" and not row.named:
+            found[row.blob_id] = "unreferenced"
+        elif row.state == "live" and not row.readable and row.home_boot not in alive:
+            found[row.blob_id] = "stranded"
+        elif row.state == "deleting" and row.named:
+            found[row.blob_id] = "headless"
+        elif row.state == "deleting" and row.kept:
+            found[row.blob_id] = "undoomed"
+    return Faults(len(rows), rows[-1].blob_id if rows else b"", found)
+
+
+def mend_chunks(connection: Connection, scope: Scope, blob_ids: Sequence[bytes], now_ms: int) -> Mended:
+    """Let those of these chunks that break a rule keep it: what is not whole goes, entries first (law 1)."""
+    quota.lock(connection, scope)
+    wrong = faults(connection, scope, (), b"", len(blob_ids), blob_ids).found
+    by_fault = {kind: [one for one, fault in wrong.items() if fault == kind] for kind in ("unreferenced", "headless")}
+    rows = connection.execute(
+        select(entry.c.format_id, entry.c.entry_key).where(
+            *owned(entry, scope), entry.c.blob_id.in_(by_fault["headless"])
+        )
+    ).all()
+    remove_entries(connection, scope, [(row.format_id, row.entry_key) for row in rows], "lost", now_ms)
+    dead = doom_unused(connection, scope, by_fault["unreferenced"])
+    leaving = [one for one, fault in wrong.items() if fault in ("headless", "undoomed")]
+    doom_placements(connection, scope, leaving)
+    return Mended(len(leaving) + len(dead), [*leaving, *dead])
+
+
+def overdue(connection: Connection, scope: Scope, node: Node, before_ms: int, limit: int) -> Overdue:
+    """Up to `limit` each of the reservations and of this node's writes whose leases ended before `before_ms`."""
+    reserved = connection.execute(
+        select(reservation.c.reservation_id, reservation.c.expires_ms)
+        .where(*owned(reservation, scope), reservation.c.expires_ms <= before_ms)
+        .limit(limit)
+    )
+    writes = connection.execute(
+        select(placement.c.blob_id, placement.c.tier, placement.c.lease_ms)
+        .where(*_left_writing(scope, node, before_ms))
+        .limit(limit)
+    )
+    return Overdue(
+        [(row.reservation_id, row.expires_ms) for row in reserved],
+        [(row.blob_id, row.tier, row.lease_ms) for row in writes],
+    )
+
+
+def end_writes(connection: Connection, scope: Scope, node: Node, before_ms: int, now_ms: int) -> Mended:
+    """Put writes whose owner let the lease run out back into the outbox."""
+    quota.lock(connection, scope)
+    ended = connection.execute(
+        update(placement)
+        .where(*_left_writing(scope, node, before_ms))
+        .values(state="due", owner=None, lease_ms=None, not_before_ms=now_ms)
+    )
+    return Mended(ended.rowcount)
+
+
+def _placed_in(scope: Scope, tier: str, node: str) -> tuple[ColumnElement[bool], ...]:
+    return (
+        *owned(placement, scope),
+        placement.c.tier == tier,
+        placement.c.node == node,
+        placement.c.state == "ok",
+    )
+
+
+def _read_placed(
+    connection: Connection, scope: Scope, tier: str, node: str, which: Sequence[ColumnElement[bool]], limit: int
+) -> list[Placed]:
+    rows = connection.execute(
+        select(placement.c.blob_id, chunk.c.sealed_length, placement.c.updated_ms)
+        .join(
+            chunk,
+            and_(
+                chunk.c.tenant_id == placement.c.tenant_id,
+                chunk.c.namespace_id == placement.c.namespace_id,
+                chunk.c.blob_id == placement.c.blob_id,
+            ),
+        )
+        .where(*_placed_in(scope, tier, node), *which)
+        .order_by(placement.c.blob_id)
+        .limit(limit)
+    )
+    return [Placed(row.blob_id, row.sealed_length, row.updated_ms) for row in rows]
+
+
+def _left_writing(scope: Scope, node: Node, before_ms: int) -> tuple[ColumnElement[bool], ...]:
+    return (
+        *owned(placement, scope),
+        placement.c.state == "writing",
+        UNSETTLED,
+        placement.c.lease_ms <= before_ms,
+        or_(placement.c.tier == "s3", placement.c.node == node.node),
+    )
