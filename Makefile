@@ -68,7 +68,7 @@ test-sglang: .venv-sglang/.installed ## SGLang's storage backend in the released
 	.venv-sglang/bin/python -m pytest -rs -W default -m '$(ENGINE_TESTS)' $(PYTEST_ARGS) tests/engines/test_sglang.py
 
 test-lmcache: .venv-lmcache/.installed ## LMCache's L2 adapter in the released LMCache, without a GPU
-	.venv-lmcache/bin/python -m pytest -rs -W default -m '$(ENGINE_TESTS)' $(PYTEST_ARGS) tests/engines/test_lmcache.py
+	.venv-lmcache/bin/python -m pytest -rs -W default -m '$(ENGINE_TESTS)' $(PYTEST_ARGS) tests/engines/test_lmcache.py tests/engines/test_lmcache_storage.py
 
 # Over the developers' environment: what an engine needs besides comes first on the path, the rest is there.
 .venv-%/.installed: requirements/engines-%.lock $(STAMP)

@@ -52,6 +52,10 @@ class Metrics:
         )
         self.swept = self._counter("swept_blobs", "Blobs deleted by the sweep, by tier.", "tier")
         self.orphans = self._counter("orphans", "Blobs left for the orphan sweep, by tier.", "tier")
+        self.scrubbed = self._counter("scrubbed_bytes", "Sealed bytes that a scrub read and opened, by tier.", "tier")
+        self.scrub_damaged = self._counter(
+            "scrub_damaged_blobs", "Blobs that a scrub found damaged or missing, by tier.", "tier"
+        )
         self.ended = self._counter("ended_entries", "Entries that ended, by reason.", "reason")
 
     def _gauge(self) -> None:

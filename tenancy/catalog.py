@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from uuid import UUID
 
 from sqlalchemy import Connection
 
@@ -17,10 +18,8 @@ from tenancy import (
     generation,
     holding,
     making_room,
-    nodes,
     outbox,
     placements,
-    processes,
     putting,
     repair,
     sweep,
@@ -31,22 +30,21 @@ from tenancy.audit import chain
 from tenancy.audit.chain import Act
 from tenancy.audit.records import Records
 from tenancy.births import Batch, NewChunk
-from tenancy.engine import Database
+from tenancy.engine import Database, ends_nothing
 from tenancy.eviction import Candidate
 from tenancy.formats import FormatDescription
 from tenancy.inspections import Inspections
 from tenancy.model import FormatRow, FoundChunk, Node, Scope, Usage
-from tenancy.nodes import Forgotten
 from tenancy.outbox import Waiting
 from tenancy.placements import DueWrite
-from tenancy.processes import Process
+from tenancy.presence import Presence
 from tenancy.putting import Committed, Reserved
 from tenancy.registrar import Registrar
-from tenancy.sight import NO_TENANT, Sight
+from tenancy.sight import Sight
 from tenancy.sweep import DoomedPlacement
 
 
-class Catalog(Registrar, Records, Inspections):
+class Catalog(Registrar, Records, Presence, Inspections):
     """Every question and change of state, asked by one gateway process. Raises `CatalogUnavailable`."""
 
     def __init__(self, database: Database, node: Node) -> None:
@@ -62,7 +60,9 @@ class Catalog(Registrar, Records, Inspections):
 
     async def register_format(self, scope: Scope, description: FormatDescription, now_ms: int) -> FormatRow | None:
         return await self._database.write(
-            partial(formats.register, scope=scope, description=description, now_ms=now_ms), Sight(scope.tenant)
+            partial(formats.register, scope=scope, description=description, now_ms=now_ms),
+            Sight(scope.tenant),
+            ends_nothing,
         )
 
     # Reading
@@ -81,16 +81,20 @@ class Catalog(Registrar, Records, Inspections):
         return await self._database.write(
             lambda connection: usage.extend(connection, scope, format_id, entry_keys, ttl_ms, now_ms),
             Sight(scope.tenant),
+            ends_nothing,
         )
 
     async def hold(self, scope: Scope, format_id: int, entry_keys: Sequence[bytes], until_ms: int, now_ms: int) -> int:
         return await self._database.write(
             lambda connection: holding.hold(connection, scope, format_id, entry_keys, until_ms, now_ms),
             Sight(scope.tenant),
+            ends_nothing,
         )
 
     async def record_hits(self, scope: Scope, hits: Sequence[tuple[int, bytes, int, int]]) -> None:
-        await self._database.write(partial(usage.record_hits, scope=scope, hits=hits), Sight(scope.tenant))
+        await self._database.write(
+            partial(usage.record_hits, scope=scope, hits=hits), Sight(scope.tenant), ends_nothing
+        )
 
     async def usage(self, scope: Scope) -> tuple[Usage, int, int, int]:
         return await self._database.read(partial(usage.namespace_usage, scope=scope), Sight(scope.tenant))
@@ -104,22 +108,24 @@ class Catalog(Registrar, Records, Inspections):
         return await self._database.write(
             lambda connection: putting.reserve(connection, batch, self.node, reservation_id, lease_until_ms, now_ms),
             Sight(batch.scope.tenant),
+            _replaced_nothing,
         )
 
     async def commit(self, batch: Batch, reservation_id: bytes, chunks: Sequence[NewChunk], now_ms: int) -> Committed:
         return await self._database.write(
             lambda connection: putting.commit(connection, batch, self.node, reservation_id, chunks, now_ms),
             Sight(batch.scope.tenant),
+            _replaced_nothing,
         )
 
     async def abort(self, scope: Scope, reservation_id: bytes) -> None:
         await self._database.write(
-            partial(putting.abort, scope=scope, reservation_id=reservation_id), Sight(scope.tenant)
+            partial(putting.abort, scope=scope, reservation_id=reservation_id), Sight(scope.tenant), ends_nothing
         )
 
     async def reclaim_expired(self, scope: Scope, now_ms: int) -> int:
         return await self._database.write(
-            partial(putting.reclaim_expired, scope=scope, now_ms=now_ms), Sight(scope.tenant)
+            partial(putting.reclaim_expired, scope=scope, now_ms=now_ms), Sight(scope.tenant), ends_nothing
         )
 
     # Ending
@@ -211,18 +217,21 @@ class Catalog(Registrar, Records, Inspections):
                 connection, scope, self.node, tier, lease_until_ms, now_ms, limit, bytes_max
             ),
             Sight(scope.tenant),
+            ends_nothing,
         )
 
     async def finish_writes(self, scope: Scope, done: Sequence[DueWrite], now_ms: int) -> set[bytes]:
         return await self._database.write(
             partial(placements.finish_writes, scope=scope, node=self.node, done=done, now_ms=now_ms),
             Sight(scope.tenant),
+            ends_nothing,
         )
 
     async def postpone_writes(self, scope: Scope, failed: Sequence[tuple[DueWrite, int]]) -> None:
         await self._database.write(
             partial(placements.postpone_writes, scope=scope, node=self.node, failed=failed),
             Sight(scope.tenant),
+            ends_nothing,
         )
 
     async def drop_writes(self, scope: Scope, lost: Sequence[DueWrite], now_ms: int) -> list[bytes]:
@@ -265,46 +274,12 @@ class Catalog(Registrar, Records, Inspections):
 
         return await self._database.write(body, Sight(scope.tenant))
 
-    # This process, and others
+    # What was found visible, and whether it still is
 
-    async def announce(self, version: str, now_ms: int, lease_ms: int) -> None:
-        await self._database.write(
-            partial(processes.announce, node=self.node, version=version, now_ms=now_ms, lease_ms=lease_ms), NO_TENANT
-        )
+    def version(self, tenant: UUID) -> int | None:
+        """See `Database.version`."""
+        return self._database.version(tenant)
 
-    async def heartbeat(self, now_ms: int) -> bool:
-        return await self._database.write(partial(processes.heartbeat, node=self.node, now_ms=now_ms), NO_TENANT)
 
-    async def leave(self, now_ms: int) -> None:
-        await self._database.write(partial(processes.leave, node=self.node, now_ms=now_ms), NO_TENANT)
-
-    async def processes(self) -> list[Process]:
-        return await self._database.read(processes.processes, NO_TENANT)
-
-    async def live_boots(self, now_ms: int, lease_ms: int) -> list[str]:
-        return await self._database.read(partial(processes.live_boots, now_ms=now_ms, lease_ms=lease_ms), NO_TENANT)
-
-    async def lead(self, job: str, until_ms: int, now_ms: int) -> bool:
-        return await self._database.write(
-            partial(processes.lead, job=job, node=self.node, until_ms=until_ms, now_ms=now_ms), NO_TENANT
-        )
-
-    async def forget_placements(self, scope: Scope, gone: str, now_ms: int, limit: int) -> Forgotten:
-        return await self._database.write(
-            partial(nodes.forget_placements, scope=scope, gone=gone, by=self.node, now_ms=now_ms, limit=limit),
-            Sight(scope.tenant),
-        )
-
-    async def forget_process(self, gone: str, now_ms: int) -> bool:
-        return await self._database.write(
-            partial(nodes.forget_process, gone=gone, by=self.node, now_ms=now_ms), NO_TENANT
-        )
-
-    async def high_water_ms(self) -> int:
-        return await self._database.read(processes.high_water_ms, NO_TENANT)
-
-    async def admit_generation(self, known: int) -> None:
-        await self._database.write(partial(generation.admit, known=known), NO_TENANT)
-
-    async def database_now_ms(self) -> int | None:
-        return await self._database.read(processes.database_now_ms, NO_TENANT)
+def _replaced_nothing(result: Reserved | Committed) -> bool:
+    return not result.doomed

@@ -9,11 +9,13 @@ before SQLite 3.51.3), ``BEGIN IMMEDIATE``, WAL, ``synchronous=FULL``, ``secure_
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, Protocol, TypeVar
+from typing import Final, Protocol, TypeAlias, TypeVar
 from urllib.parse import quote
+from uuid import UUID
 
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
@@ -30,11 +32,36 @@ _BUSY_TIMEOUT_MS: Final = 2_000
 _WAL_LIMIT_BYTES: Final = 64 * 1024 * 1024
 
 
+Adds: TypeAlias = Callable[[Result], bool]
+
+
+def nothing_known(_: object) -> bool:
+    """Any write may have ended something, unless it is known not to."""
+    return False
+
+
+def ends_nothing(_: object) -> bool:
+    """What was visible stays visible, whatever the result."""
+    return True
+
+
 class Database(Protocol):
     """Where the catalog's rows are. Raises `CatalogUnavailable` when it cannot be reached."""
 
-    async def write(self, body: Callable[[Connection], Result], sight: Sight = NO_TENANT) -> Result:
-        """Run `body` in one transaction that takes the write lock first; committed when this returns."""
+    async def write(
+        self, body: Callable[[Connection], Result], sight: Sight = NO_TENANT, adds: Adds[Result] = nothing_known
+    ) -> Result:
+        """Run `body` in one transaction that takes the write lock first; committed when this returns.
+
+        `adds` tells from the result whether all that was visible before still is; see `version`.
+        """
+        ...
+
+    def version(self, tenant: UUID) -> int | None:
+        """A number that changes whenever something of the tenant may have ceased to be visible; None: nobody knows.
+
+        As long as it is the same, what was found visible still is, but for its expiry.
+        """
         ...
 
     async def read(self, body: Callable[[Connection], Result], sight: Sight = NO_TENANT) -> Result:
@@ -56,9 +83,26 @@ class SqliteDatabase:
         """
         self._engine = sqlite_reader(path) if read_only else sqlite_engine(path)
         self._workers = workers
+        self._versions: defaultdict[UUID, int] = defaultdict(int)
 
-    async def write(self, body: Callable[[Connection], Result], sight: Sight = NO_TENANT) -> Result:
-        return await self._workers.run(lambda: self._transact(body, {}))
+    async def write(
+        self, body: Callable[[Connection], Result], sight: Sight = NO_TENANT, adds: Adds[Result] = nothing_known
+    ) -> Result:
+        return await self._workers.run(lambda: self._write(body, sight.tenant, adds))
+
+    def version(self, tenant: UUID) -> int | None:
+        return self._versions[tenant]
+
+    def _write(self, body: Callable[[Connection], Result], tenant: UUID | None, adds: Adds[Result]) -> Result:
+        """In the catalog's own thread: the version changes before any later transaction can see what this one did."""
+        harmless = False
+        try:
+            result = self._transact(body, {})
+            harmless = adds(result)
+        finally:
+            if tenant is not None and not harmless:
+                self._versions[tenant] += 1
+        return result
 
     async def read(self, body: Callable[[Connection], Result], sight: Sight = NO_TENANT) -> Result:
         return await self._workers.run(lambda: self._transact(body, {_READ_ONLY: True}))

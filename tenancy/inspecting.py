@@ -16,7 +16,7 @@ from tenancy import quota
 from tenancy.model import Node, Scope
 from tenancy.removal import doom_placements, doom_unused, remove_entries
 from tenancy.repair import abandon_unreadable
-from tenancy.schema import UNSETTLED, chunk, entry, owned, placement, reservation
+from tenancy.schema import UNSETTLED, chunk, entry, kv_format, owned, placement, reservation
 
 Fault = Literal["unreferenced", "headless", "undoomed", "stranded"]
 
@@ -28,6 +28,21 @@ class Placed:
     blob_id: bytes
     length: int
     updated_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sealing:
+    """A placement that says ``ok``, with everything that opening its blob takes."""
+
+    placed: Placed
+    chunk_id: bytes
+    salt: bytes
+    tag_root: bytes
+    epoch: int
+    seg_log2: int
+    length: int
+    created_ms: int
+    fingerprint: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +84,37 @@ def placed(
     """Up to `limit` placements that say ``ok``, by rising blob id: above `after`, below `until`."""
     below = () if until is None else (placement.c.blob_id < until,)
     return _read_placed(connection, scope, tier, node, (placement.c.blob_id > after, *below), limit)
+
+
+def sealings(connection: Connection, scope: Scope, tier: str, node: str, after: bytes, limit: int) -> list[Sealing]:
+    """Up to `limit` placements of live chunks that say ``ok``, by rising blob id above `after`."""
+    rows = connection.execute(
+        select(
+            placement.c.blob_id,
+            chunk.c.sealed_length,
+            placement.c.updated_ms,
+            chunk.c.chunk_id,
+            chunk.c.salt,
+            chunk.c.tag_root,
+            chunk.c.epoch,
+            chunk.c.seg_log2,
+            chunk.c.length,
+            chunk.c.created_ms,
+            kv_format.c.fingerprint,
+        )
+        .where(
+            *_placed_in(scope, tier, node),
+            *owned(chunk, scope),
+            *owned(kv_format, scope),
+            chunk.c.blob_id == placement.c.blob_id,
+            chunk.c.state == "live",
+            kv_format.c.format_id == chunk.c.format_id,
+            placement.c.blob_id > after,
+        )
+        .order_by(placement.c.blob_id)
+        .limit(limit)
+    ).all()
+    return [Sealing(Placed(*row[:3]), *row[3:]) for row in rows]
 
 
 def still_placed(connection: Connection, scope: Scope, tier: str, node: str, seen: Sequence[Placed]) -> list[Placed]:

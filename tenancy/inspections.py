@@ -12,7 +12,7 @@ from tenancy import inspecting, putting
 from tenancy.audit import chain
 from tenancy.audit.chain import Act
 from tenancy.engine import Database
-from tenancy.inspecting import Faults, Mended, Overdue, Placed
+from tenancy.inspecting import Faults, Mended, Overdue, Placed, Sealing
 from tenancy.model import Node, Scope
 from tenancy.sight import Sight
 
@@ -39,6 +39,11 @@ class Inspections:
     async def still_placed(self, scope: Scope, tier: str, node: str, seen: Sequence[Placed]) -> list[Placed]:
         return await self._database.read(
             partial(inspecting.still_placed, scope=scope, tier=tier, node=node, seen=seen), Sight(scope.tenant)
+        )
+
+    async def sealings(self, scope: Scope, tier: str, node: str, after: bytes, limit: int) -> list[Sealing]:
+        return await self._database.read(
+            lambda connection: inspecting.sealings(connection, scope, tier, node, after, limit), Sight(scope.tenant)
         )
 
     async def faults(

@@ -112,3 +112,8 @@ class Usage:
     stored_bytes: int
     objects: int
     s3_bytes: int
+
+    @property
+    def limits(self) -> tuple[int, int, int]:
+        """Bytes, objects, bytes in S3."""
+        return self.limit_bytes, self.limit_objects, self.limit_s3_bytes

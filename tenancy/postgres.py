@@ -10,12 +10,14 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final, TypeVar
+from uuid import UUID
 
 from sqlalchemy import URL, Connection, make_url, text
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import create_async_engine
 
+from tenancy.engine import Adds, nothing_known
 from tenancy.errors import CatalogMisconfigured, CatalogUnavailable
 from tenancy.schema import metadata
 from tenancy.sight import NO_TENANT, Sight, look
@@ -68,7 +70,9 @@ class PostgresDatabase:
             },
         )
 
-    async def write(self, body: Callable[[Connection], Result], sight: Sight = NO_TENANT) -> Result:
+    async def write(
+        self, body: Callable[[Connection], Result], sight: Sight = NO_TENANT, adds: Adds[Result] = nothing_known
+    ) -> Result:
         def transaction(connection: Connection) -> Result:
             look(connection, sight)
             return body(connection)
@@ -78,6 +82,9 @@ class PostgresDatabase:
 
     async def read(self, body: Callable[[Connection], Result], sight: Sight = NO_TENANT) -> Result:
         return await self.write(body, sight)
+
+    def version(self, tenant: UUID) -> int | None:
+        return None  # other gateways change the rows too
 
     async def check_role(self) -> None:
         """Raises `CatalogMisconfigured` if row-level security would not hold for this role."""

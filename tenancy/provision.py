@@ -24,8 +24,9 @@ async def create_namespace(
 ) -> Scope:
     """Make a namespace with keys of its own. Its id is new even if a namespace of this name was there before.
 
-    Raises `RegistryRefused` when the name is taken or is not a name.
+    Raises `RegistryRefused` when the name is taken or is not a name, or the tenant gets no more.
     """
+    await catalog.check_new_namespace(tenant, name)  # before keys are made, which would stay in the store
     scope = Scope(tenant, UUID(bytes=random_bytes(16), version=4))
     await catalog.create_namespace(scope, name, policy, await keyring.create(scope), now_ms, actor)
     return scope

@@ -16,7 +16,7 @@ from tenancy.audit.chain import Act
 from tenancy.engine import Database
 from tenancy.keys import epochs
 from tenancy.keys.epochs import Epoch
-from tenancy.model import Namespace, Scope
+from tenancy.model import Namespace, Scope, Usage
 from tenancy.policy import Policy
 from tenancy.recounting import Drift
 from tenancy.registry import KeyRow, TenantRow
@@ -108,6 +108,9 @@ class Registrar:
     async def namespaces(self, tenant: UUID) -> list[Namespace]:
         return await self._database.read(partial(registry.namespaces, tenant_id=tenant), Sight(tenant))
 
+    async def check_new_namespace(self, tenant: UUID, name: str) -> None:
+        await self._database.read(partial(registry.check_new_namespace, tenant_id=tenant, name=name), Sight(tenant))
+
     async def create_namespace(
         self, scope: Scope, name: str, policy: Policy, keys: list[KeyRow], now_ms: int, actor: str = GATEWAY
     ) -> None:
@@ -121,8 +124,9 @@ class Registrar:
     async def set_namespace_state(self, scope: Scope, state: str, act: Act, now_ms: int) -> None:
         await self.act(act, partial(registry.set_namespace_state, scope=scope, state=state), scope.tenant, now_ms)
 
-    async def change_policy(self, scope: Scope, policy: Policy, act: Act, now_ms: int) -> None:
-        await self.act(act, partial(registry.change_policy, scope=scope, policy=policy), scope.tenant, now_ms)
+    async def change_policy(self, found: Namespace, limits: Usage, policy: Policy, act: Act, now_ms: int) -> None:
+        body = partial(registry.change_policy, found=found, limits=limits, policy=policy)
+        await self.act(act, body, found.scope.tenant, now_ms)
 
     async def wrapped_keys(self, scope: Scope) -> list[KeyRow]:
         return await self._database.read(partial(registry.wrapped_keys, scope=scope), Sight(scope.tenant))

@@ -8,12 +8,16 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Row, func, insert, select, update
 
+from tenancy import quota as quotas
 from tenancy.access import NAME
 from tenancy.errors import NamespaceUnknown, RegistryRefused
 from tenancy.model import Namespace, Scope, Usage
 from tenancy.policy import Policy
 from tenancy.processes import serialise
 from tenancy.schema import TENANT_SCOPE, namespace, namespace_key, owned, quota, tenant
+
+NAMESPACES_PER_TENANT_MAX = 10_000
+"""Each has keys, a quota and its turns of maintenance, whoever made it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +67,8 @@ def create_namespace(
     connection: Connection, scope: Scope, name: str, policy: Policy, keys: list[KeyRow], now_ms: int
 ) -> None:
     """Add a namespace with its wrapped keys. Raises `RegistryRefused` when the name is taken or not a name."""
-    check_name("namespace", name)
     serialise(connection)
-    if connection.scalar(select(tenant.c.state).where(tenant.c.tenant_id == scope.tenant)) != "active":
-        raise RegistryRefused("the tenant is suspended or on its way out: it gets no namespace")
-    if find_namespace(connection, scope.tenant, name) is not None:
-        raise RegistryRefused(f"a namespace named {name!r} exists already")
+    check_new_namespace(connection, scope.tenant, name)
     connection.execute(
         insert(namespace),
         {
@@ -98,6 +98,18 @@ def create_namespace(
             for key in keys
         ],
     )
+
+
+def check_new_namespace(connection: Connection, tenant_id: UUID, name: str) -> None:
+    """Raises `RegistryRefused` unless the tenant may have another namespace, of this name."""
+    check_name("namespace", name)
+    if connection.scalar(select(tenant.c.state).where(tenant.c.tenant_id == tenant_id)) != "active":
+        raise RegistryRefused("the tenant is suspended or on its way out: it gets no namespace")
+    if find_namespace(connection, tenant_id, name) is not None:
+        raise RegistryRefused(f"a namespace named {name!r} exists already")
+    count = connection.scalar(select(func.count()).select_from(namespace).where(namespace.c.tenant_id == tenant_id))
+    if (count or 0) >= NAMESPACES_PER_TENANT_MAX:
+        raise RegistryRefused(f"the tenant has {count} namespaces, and no more may be made; delete some first")
 
 
 def find_tenant(connection: Connection, name: str) -> UUID | None:
@@ -189,8 +201,17 @@ def check_unprotected(found: Namespace) -> None:
         )
 
 
-def change_policy(connection: Connection, scope: Scope, policy: Policy) -> None:
-    """Give a namespace another policy. Limits below what is used already refuse what is new; nothing is dropped."""
+def change_policy(connection: Connection, found: Namespace, limits: Usage, policy: Policy) -> None:
+    """Give a namespace another policy. Limits below what is used already refuse what is new; nothing is dropped.
+
+    `found` and the limits are what `policy` was made from. Raises `RegistryRefused` when they are not any more what
+    there is: else the one of two changes that was read first would take back the other.
+    """
+    scope = found.scope
+    _, now = quotas.lock(connection, scope)
+    row = connection.execute(select(*_NAMESPACE_COLUMNS).where(*owned(namespace, scope))).first()
+    if row is None or _as_namespace(row) != found or now.limits != limits.limits:
+        raise RegistryRefused("the namespace was changed by somebody else meanwhile; look at it, and say it again")
     changed = connection.execute(
         update(namespace)
         .where(*owned(namespace, scope), namespace.c.state != "deleting")

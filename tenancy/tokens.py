@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from uuid import UUID
 
-from sqlalchemy import Connection, insert, or_, select, update
+from sqlalchemy import Connection, delete, insert, or_, select, update
 
 from tenancy.errors import RegistryRefused
 from tenancy.schema import api_token, tenant
 
 TOKENS_PER_TENANT_MAX = 1000
+ENDED_KEPT_MAX = 1000
+"""Tokens of a tenant that do not work any more and are still listed; the audit log knows of the older ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,7 @@ def add_token(connection: Connection, row: TokenRow, now_ms: int) -> None:
     ).all()
     if len(living) >= TOKENS_PER_TENANT_MAX:
         raise RegistryRefused(f"the tenant has {len(living)} tokens that still work; revoke some first")
+    _forget_ended(connection, row.tenant, now_ms)
     connection.execute(
         insert(api_token),
         {
@@ -75,6 +78,24 @@ def add_token(connection: Connection, row: TokenRow, now_ms: int) -> None:
             "created_by": row.created_by,
         },
     )
+
+
+def _forget_ended(connection: Connection, tenant_id: UUID, now_ms: int) -> None:
+    """Keep the newest of those that ended: whoever makes and revokes without end must not fill the table (law 9)."""
+    ended = connection.scalars(
+        select(api_token.c.token_id)
+        .where(
+            api_token.c.tenant_id == tenant_id,
+            or_(api_token.c.revoked_ms.is_not(None), api_token.c.expires_ms <= now_ms),
+        )
+        .order_by(api_token.c.created_ms.desc())
+    ).all()
+    if len(ended) > ENDED_KEPT_MAX:
+        connection.execute(
+            delete(api_token).where(
+                api_token.c.tenant_id == tenant_id, api_token.c.token_id.in_(ended[ENDED_KEPT_MAX:])
+            )
+        )
 
 
 def find_token(connection: Connection, token_id: str) -> TokenRow | None:

@@ -8,7 +8,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 import kvgw
-from kvgw.admin import audit, deletions, explain, fsck, keys, namespaces, tenants, tokens, upkeep, usage
+from kvgw.admin import audit, deletions, explain, fsck, keys, namespaces, scrub, tenants, tokens, upkeep, usage
 from kvgw.admin.errors import AS_JSON, NOT_READY, RESPONSES, handle_errors
 from kvgw.admin.seat import Seated
 from kvgw.wiring import Opened
@@ -47,7 +47,7 @@ def build_app(gateway: Opened) -> FastAPI:
     app.add_api_route("/livez", _livez, methods=["GET"], response_class=PlainTextResponse)
     app.add_api_route("/readyz", _readyz, methods=["GET"], response_model=None, responses=NOT_READY)
     app.add_api_route("/metrics", _metrics, methods=["GET"], response_class=PlainTextResponse, responses=AS_JSON)
-    for subject in (audit, usage, explain, tenants, namespaces, tokens, keys, deletions, upkeep, fsck):
+    for subject in (audit, usage, explain, tenants, namespaces, tokens, keys, deletions, upkeep, fsck, scrub):
         app.include_router(subject.router, prefix="/v1", responses=RESPONSES)
     app.add_api_route("/v1/openapi.json", _openapi, methods=["GET"], response_model=None, responses=RESPONSES)
     return app

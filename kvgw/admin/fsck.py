@@ -36,7 +36,7 @@ class Checked(BaseModel):
     """What was looked at, what was found, and what came of it."""
 
     verdict: Verdict
-    """``clean``; ``findings``: some are left; ``refused``: implausible; ``unseen``: something could not be looked at."""
+    """``clean``; ``findings``: some are left; ``refused``: implausible; ``unseen``: nobody could look somewhere."""
     looked: dict[str, int]
     found: dict[str, int]
     mended: dict[str, int]

@@ -15,7 +15,7 @@ from kvgw.admin.tenants import shown
 from kvgw.durations import duration_ms, written
 from tenancy.access import Permission
 from tenancy.errors import NamespaceUnknown, RegistryRefused
-from tenancy.model import Namespace
+from tenancy.model import Namespace, Usage
 from tenancy.policy import EVERYBODY, READERS_MAX, Policy
 from tenancy.provision import create_namespace
 from tenancy.registry import check_name
@@ -149,11 +149,12 @@ async def change_namespace(
     seat.require(Permission.ADMIN)
     catalog = seat.opened.rooms.catalog
     found = await seat.namespace(tenant, namespace)
-    before = await _policy(seat, found)
+    usage, *_ = await catalog.usage(found.scope)
+    before = _policy(found, usage)
     after = change.over(before, await _readers(seat, change.readers))
     if after != before:
         act = seat.about(found, "namespace.policy", _told(before, after))
-        await catalog.change_policy(found.scope, after, act, seat.now_ms)
+        await catalog.change_policy(found, usage, after, act, seat.now_ms)
     if change.state is not None:
         act = seat.about(found, "namespace.state", {"state": change.state})
         await catalog.set_namespace_state(found.scope, change.state, act, seat.now_ms)
@@ -223,8 +224,7 @@ async def _readers(seat: Seat, names: list[str] | None) -> tuple[str, ...] | Non
     return tuple(kept)
 
 
-async def _policy(seat: Seat, found: Namespace) -> Policy:
-    usage, *_ = await seat.opened.rooms.catalog.usage(found.scope)
+def _policy(found: Namespace, usage: Usage) -> Policy:
     return Policy(
         durability=found.durability,
         default_ttl_ms=found.default_ttl_ms,

@@ -22,6 +22,7 @@ from kvgw.cli import (
     namespaces,
     nodes,
     recount,
+    scrub,
     serve,
     tenants,
     tokens,
@@ -54,6 +55,7 @@ app.command("usage")(usage.usage)
 app.command("explain")(usage.explain)
 app.command("recount")(recount.recount)
 app.command("fsck")(fsck.fsck)
+app.command("scrub")(scrub.scrub)
 app.command("bench")(bench.bench)
 app.command("delete")(deletions.delete)
 app.command("verify-receipt")(deletions.verify_receipt)

@@ -33,6 +33,7 @@ class GetVerb:
         sources = [own, *await shared_sources(self._directory, caller, request.public, own, request.keys)]
         missing = set(range(len(request.keys)))
         hits: list[Hit] = []
+        tiers: list[str] = []
         degraded = ""
         for source in sources:
             if missing:
@@ -44,8 +45,9 @@ class GetVerb:
                             rooms.leases.end(place.scope.tenant, one.blob_id)
                 missing -= reading.served.keys()
                 degraded = degraded or reading.degraded
-                asked = len(request.keys) if source is own else len(reading.served)
-                rooms.meter.read(source.place.scope, asked, reading.served.values(), kv_format.chunk_bytes)
+                tiers += reading.served.values()
+        # To the namespace that asked, as in a match: nobody runs up another's usage by reading what that publishes.
+        rooms.meter.read(place.scope, len(request.keys), tiers, kv_format.chunk_bytes)
         rooms.metrics.get_chunks.labels("hit").inc(len(hits))
         rooms.metrics.get_chunks.labels("miss").inc(len(missing))
         return GetReply(hits, degraded)

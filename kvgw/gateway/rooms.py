@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from kvgw.fence import Fence
 from kvgw.gateway.arrivals import Arrivals
 from kvgw.gateway.backlog import Backlog
+from kvgw.gateway.index import MatchIndex
 from kvgw.gateway.leases import MatchLeases
 from kvgw.gateway.limiter import Limiter
 from kvgw.gateway.meter import Meter
@@ -39,6 +40,7 @@ class Rooms:
     deletions: Deletions
     backlog: Backlog
     arrivals: Arrivals
+    index: MatchIndex
     metrics: Metrics
     limiter: Limiter
     meter: Meter

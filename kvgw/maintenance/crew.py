@@ -23,6 +23,7 @@ from kvgw.maintenance.evict import Eviction
 from kvgw.maintenance.fsck import Fsck
 from kvgw.maintenance.keycare import KeyCare
 from kvgw.maintenance.orphans import OrphanReport, OrphanSweep
+from kvgw.maintenance.scrub import Scrub
 from kvgw.maintenance.sweep import Sweep
 from kvgw.maintenance.writeback import WriteBack
 from kvgw.runtime import first_cause
@@ -76,6 +77,7 @@ class Crew:
         grace = {"nvme": pace.nvme_orphan_grace, "s3": pace.s3_orphan_grace}
         self.orphans = OrphanSweep(rooms, grace)
         self.fsck = Fsck(rooms, self.sweep, grace)
+        self.scrub = Scrub(rooms)
         self.orphan_reports: dict[str, OrphanReport] = {}
         self.erasing = Erasing(rooms, self.sweep)
 
@@ -90,6 +92,7 @@ class Crew:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._work_through_backlog())
             group.create_task(self._attempt("reach", self.reach))
+            group.create_task(self.scrub.serve())
             for tier in self._rooms.tiers:
                 group.create_task(self._write_into(tier))
             for name, period, job in (

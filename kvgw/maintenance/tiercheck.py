@@ -139,8 +139,12 @@ class TierCheck:
             return
         await rooms.tiers[self.label].delete([info.name for info in allowed])
         rooms.metrics.swept.labels(self.label).inc(len(allowed))
-        detail = {"tier": self.label, "count": len(allowed)}
-        told = Act(actor=act.actor, action=act.action, target="orphan", detail=detail)
+        told = Act(
+            actor=act.actor,
+            action=act.action,
+            target="orphan",
+            detail={"tier": self.label, "count": len(allowed)},
+        )
         await rooms.catalog.record_all([told], rooms.time.now_ms())
         self.report.mend("orphan", len(allowed))
 

@@ -58,7 +58,7 @@ class TierWalk:
     _known: _Known = field(default_factory=lambda: defaultdict(dict))
 
     async def sightings(self) -> AsyncIterator[Sighting]:
-        """What does not agree, each confirmed a second time just before. Raises `TierUnavailable`, `TierMisconfigured`."""
+        """What does not agree, each seen a second time just before. Raises `TierUnavailable`, `TierMisconfigured`."""
         catalog, node = self.rooms.catalog, self._node
         total = sum([await catalog.count_placed(scope, self.label, node) for scope in self.scopes.values()])
         for low, high in _slices(total):

@@ -18,6 +18,7 @@ from kvgw.gateway.arrivals import Arrivals
 from kvgw.gateway.backlog import Backlog
 from kvgw.gateway.core import Gateway
 from kvgw.gateway.directory import Directory
+from kvgw.gateway.index import MatchIndex
 from kvgw.gateway.leases import MatchLeases
 from kvgw.gateway.limiter import Limiter
 from kvgw.gateway.meter import Meter
@@ -132,6 +133,7 @@ async def opened(
             deletions=Deletions(database),
             backlog=Backlog(),
             arrivals=Arrivals(),
+            index=MatchIndex(),
             metrics=metrics,
             meter=meter,
             limiter=Limiter(world.clock, metrics, allowance_of(settings.limits), meter),

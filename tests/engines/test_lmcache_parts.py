@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from kvgw.engines.lmcache.format import Layout, Part, engine_key, format_of
-from kvgw.engines.lmcache.options import LmcacheOptions, parse_lmcache_options
+from kvgw.engines.lmcache.options import NOT_HERE, LmcacheOptions, parse_lmcache_options
 from kvgw.engines.lmcache.tasks import Tasks
 from kvgw.errors import FormatError
 
@@ -24,7 +25,10 @@ def options(**changes: Any) -> LmcacheOptions:
     return parse_lmcache_options({"endpoint": "unix:/x", "models": models})[0]
 
 
-def made(part: Part = Part("m", 33554944, 0), layout: Layout = LAYOUT, abi: str = "lmcache=1", **changes: Any) -> bytes:
+PART = Part("m", 33554944, 0)
+
+
+def made(part: Part = PART, layout: Layout = LAYOUT, abi: str = "lmcache=1", **changes: Any) -> bytes:
     return format_of(part, layout, options(**changes), abi).canonical()
 
 
@@ -104,3 +108,13 @@ def test_a_result_is_given_once_and_a_closed_descriptor_is_not_written() -> None
     tasks.close()
     tasks.end(third, "c")
     assert (tasks.take(third), notifier.signals) == ("c", 2)
+
+
+def test_the_page_says_what_the_code_says() -> None:
+    folder = Path(__file__).resolve().parents[2] / "docs" / "engines"
+    page = (folder / "lmcache.md").read_text(encoding="utf-8")
+    sample = json.loads((folder / "lmcache-l2.json").read_text(encoding="utf-8"))
+    assert sample in [json.loads(block) for block in re.findall(r"(?s)```json\n(.*?)```", page)]
+    table = page[page.index("| setting in ") :].split("\n\n")[0]
+    first = "\n".join(line.split(" | ")[0] for line in table.splitlines()[2:])
+    assert set(re.findall(r"`(\w+)`", first)) == set(LmcacheOptions.__struct_fields__) - NOT_HERE

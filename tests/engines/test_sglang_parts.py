@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import threading
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvgw.engines.loop import LoopThread
 from kvgw.engines.sglang.format import Rank, check_page, format_of, rank_of
-from kvgw.engines.sglang.options import SglangOptions, parse_sglang_options
+from kvgw.engines.sglang.options import NOT_HERE, SglangOptions, parse_sglang_options
 from kvgw.engines.sglang.pages import Page, pages_of
 from kvgw.engines.sglang.transfer import Transfer
 from kvgw.engines.windows import Windows
@@ -179,3 +182,13 @@ def test_windows_of_a_call_that_ended_or_never_began_are_back_at_once() -> None:
     with pytest.raises(Outage, match="shut down"), Transfer(pool, pool.take(2)) as transfer:
         transfer.run(loop, answers, 5)
     assert pool.idle
+
+
+def test_the_page_says_what_the_code_says() -> None:
+    folder = Path(__file__).resolve().parents[2] / "docs" / "engines"
+    page = (folder / "sglang.md").read_text(encoding="utf-8")
+    sample = json.loads((folder / "sglang-hicache.json").read_text(encoding="utf-8"))
+    assert sample in [json.loads(block) for block in re.findall(r"(?s)```json\n(.*?)```", page)]
+    table = page[page.index("| setting |") :].split("\n\n")[0]
+    first = "\n".join(line.split(" | ")[0] for line in table.splitlines()[2:])
+    assert set(re.findall(r"`(\w+)`", first)) == set(SglangOptions.__struct_fields__) - NOT_HERE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,6 +20,8 @@ from kvgw.model import NamespaceCreateRequest, NamespacesReply, NamespacesReques
 from kvgw.server.http import ADMIN_SOCKET, CONNECTIONS_MAX
 from kvgw.server.serve import serving
 from kvgw.settings import ServerSettings
+from tenancy import registry
+from tenancy import tokens as tenancy_tokens
 from tenancy.deletion.deletions import JOBS_MAX
 from tests.kvgw.test_admin_access import two_tenants
 from tests.kvgw.test_public import PROMPTS, get, town
@@ -97,7 +100,13 @@ async def test_as_many_readers_as_there_may_be_are_audited(tmp_path: Path) -> No
         names = [f"{number:02}" + "r" * 62 for number in range(38)]
         for name in names:
             await admin.own("POST", "/tenants", {"name": name})
-        body = {"visibility": "public", "readers": names, "hold_bytes": 2**60, "nvme_bytes": 2**60, "limit_bytes": 2**60}
+        body = {
+            "visibility": "public",
+            "readers": names,
+            "hold_bytes": 2**60,
+            "nvme_bytes": 2**60,
+            "limit_bytes": 2**60,
+        }
         shown = await admin.own("PATCH", "/tenants/ours/namespaces/default", body)
         assert shown["readers"] == names
 
@@ -116,6 +125,29 @@ async def test_over_the_wire_a_narrow_token_lists_its_own_and_who_makes_is_named
         (record, *_) = await admin.own("GET", "/audit", query={"tenant": "ours", "action": "namespace.create"})
         assert record["target"] == "a-x"
         assert record["actor"].startswith("token:"), "F10: who asked did it, not the gateway"
+
+
+@aio
+async def test_of_two_changes_at_once_none_takes_back_the_other(tmp_path: Path) -> None:
+    """A namespace that was closed to its readers stays closed, whoever changes a TTL in the same moment."""
+    async with two_tenants(tmp_path / "gw") as (admin, _, _):
+        where = "/tenants/ours/namespaces/default"
+        await admin.own("PATCH", where, {"visibility": "public", "readers": ["*"]})
+        changes: list[dict[str, Any]] = [
+            {"visibility": "private", "readers": []},
+            {"default_ttl": "1h"},
+            {"limit_objects": 7},
+            {"limit_bytes": 2**30},
+        ]
+        answers = await asyncio.gather(*(admin.ask("PATCH", f"/v1{where}", one, peer=os.geteuid()) for one in changes))
+        assert {one.status_code for one in answers} <= {200, 400}
+        assert answers[0].status_code == 200
+        shown = await admin.own("GET", where)
+        for change, answer in zip(changes, answers, strict=True):
+            if answer.status_code == 200:
+                assert {name: shown[name] for name in change} == change
+            else:
+                assert "say it again" in answer.text
 
 
 # Public namespaces
@@ -208,7 +240,9 @@ async def test_I04_references_that_are_not_ones_own_to_read_cost_the_same_questi
 # HTTP
 
 
-@pytest.mark.parametrize("head", [b"POST /v1/tenants HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n", b"GET / HTTP/1.1\r\n"])
+@pytest.mark.parametrize(
+    "head", [b"POST /v1/tenants HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n", b"GET / HTTP/1.1\r\n"]
+)
 @aio
 async def test_peers_that_never_end_their_requests_shut_nobody_out(tmp_path: Path, head: bytes) -> None:
     """Law 9: neither over TCP nor on the gateway's own socket, which is its user's way in when all else is taken."""
@@ -270,3 +304,53 @@ def test_an_error_that_looks_like_markup_is_told(capsys: pytest.CaptureFixture[s
     with mock.patch("kvgw.cli.app.app", side_effect=RequestRefused("'[/x]' is no name")), pytest.raises(SystemExit):
         main()
     assert "'[/x]' is no name" in capsys.readouterr().err
+
+
+# What grows
+
+
+@aio
+async def test_namespaces_and_ended_tokens_of_a_tenant_are_bounded(tmp_path: Path) -> None:
+    """Law 9: what a tenant's own admin makes without end ends; what is refused leaves no keys in the store."""
+    async with two_tenants(tmp_path / "gw") as (admin, made, tokens):
+        where = "/v1/tenants/-/namespaces"
+
+        def key_files() -> int:
+            return sum(file.is_file() for file in (tmp_path / "gw" / "keys").rglob("*"))
+
+        with mock.patch.object(registry, "NAMESPACES_PER_TENANT_MAX", 3):
+            for name in ("b", "c"):
+                assert (await admin.ask("POST", where, {"name": name}, token=tokens["admin"])).status_code == 201
+            kept = key_files()
+            answer = await admin.ask("POST", where, {"name": "d"}, token=tokens["admin"])
+            assert answer.status_code == 400
+            assert "has 3 namespaces" in answer.text
+            assert key_files() == kept
+        with mock.patch.object(tenancy_tokens, "ENDED_KEPT_MAX", 4):
+            for number in range(8):
+                one = await admin.own(
+                    "POST", "/tenants/theirs/tokens", {"name": f"t{number}", "permissions": ["ns:read"]}
+                )
+                await admin.own("DELETE", f"/tenants/theirs/tokens/{one['id']}")
+                assert made.clock is not None
+                made.clock.advance(0.002)
+            last = await admin.own("POST", "/tenants/theirs/tokens", {"name": "last", "permissions": ["ns:read"]})
+            listed = await admin.own("GET", "/tenants/theirs/tokens")
+            assert [one["name"] for one in listed] == ["last", "t7", "t6", "t5", "t4"]
+            assert (await admin.ask("GET", "/v1/tenants/-", token=last["token"])).status_code == 200
+
+
+@aio
+async def test_a_reader_runs_up_its_own_usage_and_not_its_owners(tmp_path: Path) -> None:
+    """Law 6: whoever asks is counted, for hits and for misses."""
+    async with town(tmp_path / "gw", ["reader"]) as made:
+        await made.owned(2)
+        reader = made.client("reader")
+        registered = await reader.register(format_of())
+        await get(reader, registered, keys_of(3), [PROMPTS])
+        await made.house.opened.crew.books.write_down_usage()
+        (theirs,) = await made.admin.own("GET", "/tenants/owner/usage")
+        assert not [name for name in theirs["meters"] if name.startswith("get")]
+        (own,) = await made.admin.own("GET", "/tenants/reader/usage")
+        counted = {name: count for name, count in own["meters"].items() if name.startswith("get")}
+        assert counted == {"gets": 1, "get_chunks": 2, "get_missed": 1, "get_bytes_staging": 2 * registered.chunk_bytes}

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 import msgspec
 
 from kvgw.engines.options import EngineOptions
 from kvgw.engines.tenants import SALT, TenantMap
 from kvgw.errors import FormatError
+
+NOT_HERE: Final = frozenset({"model", "weights", "tokenizer", "digest_dir", "load_bytes", "store_bytes"})
+"""Settings of other adapters: what a model is stands in `models`, and memory for chunks is LMCache's own."""
 
 
 class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -30,7 +34,7 @@ class LmcacheOptions(EngineOptions, frozen=True, kw_only=True, forbid_unknown_fi
 
 def parse_lmcache_options(params: Mapping[str, object]) -> tuple[LmcacheOptions, TenantMap]:
     """Read settings and tenants. Raises `FormatError` naming what is unknown, missing or out of range."""
-    wrong = {"model", "weights", "tokenizer", "digest_dir", "load_bytes", "store_bytes"} & params.keys()
+    wrong = NOT_HERE & params.keys()
     if wrong:
         raise FormatError(
             f"kvgw's LMCache adapter has no setting {', '.join(sorted(wrong))}: a server keeps chunks of several "
