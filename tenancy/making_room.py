@@ -22,14 +22,15 @@ AT_ONCE: Final = 256
 
 
 def make_room(connection: Connection, scope: Scope, now_ms: int) -> list[bytes]:
-    """End expired entries, then the least valuable ones, until the quota is roomy again; unneeded blobs.
+    """End expired entries, then the least valuable ones, until the namespace's own quota is roomy; unneeded blobs.
 
     At most `AT_ONCE` entries. Nothing ends below `FULL`. Entries under a hold stay. Longest unused
-    first; where use is equal a chain goes from its tail, so that no entry outlives one that it continues.
+    first; where use is equal a chain goes from its tail, so that no entry outlives one that it continues. A tenant's
+    quota that others of its namespaces fill is no reason: giving up these entries would not empty it.
     """
-    usages = quota.lock(connection, scope)
+    _, own = quota.lock(connection, scope)
     leaving = _leaving(connection, scope)
-    if all(_share(usage, leaving) < FULL for usage in usages):
+    if _share(own, leaving) < FULL:
         return []
     rows = connection.execute(
         select(
@@ -54,7 +55,7 @@ def make_room(connection: Connection, scope: Scope, now_ms: int) -> list[bytes]:
     dead = remove_entries(connection, scope, expired, "expired", now_ms)
     living = [_Living((row.format_id, row.entry_key), row.blob_id, row.sealed_length) for row in rows[len(expired) :]]
     freed = leaving | {row.blob_id: row.sealed_length for row in rows[: len(expired)]}
-    dead += remove_entries(connection, scope, _chosen(usages, living, freed), "evicted", now_ms)
+    dead += remove_entries(connection, scope, _chosen(own, living, freed), "evicted", now_ms)
     return dead
 
 
@@ -70,12 +71,12 @@ class _Living:
     length: int
 
 
-def _chosen(usages: tuple[Usage, Usage], living: Sequence[_Living], freed: Mapping[bytes, int]) -> list[EntryName]:
-    """As many of the least valuable as bring both quotas to `ROOMY`."""
+def _chosen(own: Usage, living: Sequence[_Living], freed: Mapping[bytes, int]) -> list[EntryName]:
+    """As many of the least valuable as bring the namespace's quota to `ROOMY`."""
     gone = dict(freed)
     chosen: list[EntryName] = []
     for one in living:  # at most a transaction's worth
-        if all(_share(usage, gone) <= ROOMY for usage in usages):
+        if _share(own, gone) <= ROOMY:
             break
         gone[one.blob_id] = one.length
         chosen.append(one.name)

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 
 from kvgw.admin.bodies import StrictRoute
 from kvgw.admin.seat import OWN, Seat, Seated
-from tenancy.access import Permission
+from tenancy.access import NAME, Permission
 from tenancy.audit.auditing import PAGE_MAX, Wanted
 from tenancy.audit.chain import Record
 from tenancy.errors import NamespaceUnknown
@@ -18,6 +18,8 @@ from tenancy.errors import NamespaceUnknown
 router: Final = APIRouter(route_class=StrictRoute, tags=["audit"])
 
 NUMBER_MAX: Final = 2**62
+PRINTED: Final = "^[ -~]*$"
+"""What an actor and an action are made of."""
 ALL: Final = "*"
 """In place of a tenant's name: every tenant, and what belongs to none."""
 
@@ -72,8 +74,10 @@ async def newest(
     seat: Seated,
     tenant: Whose = OWN,
     namespace: Annotated[str | None, Query(max_length=64)] = None,
-    actor: Annotated[str, Query(max_length=64)] = "",
-    action: Annotated[str, Query(max_length=48, description="As in token.create, or token for all of them.")] = "",
+    actor: Annotated[str, Query(max_length=64, pattern=PRINTED)] = "",
+    action: Annotated[
+        str, Query(max_length=48, pattern=PRINTED, description="As in token.create, or token for all of them.")
+    ] = "",
     since_ms: Milliseconds = None,
     until_ms: Milliseconds = None,
     before: Annotated[int | None, Query(ge=1, le=NUMBER_MAX, description="Go on below this number.")] = None,
@@ -126,7 +130,11 @@ async def _whose(seat: Seat, tenant: str) -> UUID | None:
 async def _namespace(seat: Seat, tenant: UUID | None, name: str | None) -> UUID | None:
     if name is None:
         return None
-    found = None if tenant is None else await seat.opened.rooms.catalog.namespace(tenant, name)
+    found = (
+        None
+        if tenant is None or NAME.fullmatch(name) is None
+        else await seat.opened.rooms.catalog.namespace(tenant, name)
+    )
     if found is None:
         raise NamespaceUnknown("it does not exist, or this credential may not use it; name its tenant with it")
     return found.scope.namespace

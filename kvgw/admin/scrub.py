@@ -52,8 +52,8 @@ async def start(seat: Seated, wanted: Wanted) -> ScrubShown:
     seat.require(Permission.OPERATOR)
     rooms, scrub = seat.opened.rooms, seat.opened.crew.scrub
     scrub.start(wanted.rate, wanted.sample, seat.act("scrub.repair"))
-    detail = {"rate": wanted.rate, "sample": str(wanted.sample)}
-    await rooms.catalog.record_all([seat.act("scrub.start", detail=detail)], seat.now_ms)
+    act = seat.act("scrub.start", detail={"rate": wanted.rate, "sample": str(wanted.sample)})
+    await rooms.catalog.record_all([act], seat.now_ms)
     return _shown(scrub.report)
 
 

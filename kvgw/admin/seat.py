@@ -12,7 +12,7 @@ from fastapi import Depends, Header, Path, Query, Request
 from kvgw.errors import Code, RequestRefused
 from kvgw.gateway.translate import translated
 from kvgw.wiring import Opened
-from tenancy.access import Caller, Permission
+from tenancy.access import NAME, Caller, Permission
 from tenancy.audit.chain import Act, Detail
 from tenancy.errors import NamespaceUnknown
 from tenancy.model import Namespace
@@ -47,7 +47,7 @@ class Seat:
         """The tenant of this name: the caller's own, or any for an operator. Raises `NamespaceUnknown`."""
         if name == OWN:
             return self.caller.tenant
-        found = await self.opened.rooms.catalog.tenant(name)
+        found = await self.opened.rooms.catalog.tenant(name) if NAME.fullmatch(name) else None
         if found is None or not (found == self.caller.tenant or Permission.OPERATOR in self.caller.permissions):
             raise NamespaceUnknown(_UNKNOWN)
         return found
@@ -57,7 +57,7 @@ class Seat:
         owner = await self.tenant(tenant)
         if owner == self.caller.tenant:
             self.caller.namespace(name)
-        found = await self.opened.rooms.catalog.namespace(owner, name)
+        found = await self.opened.rooms.catalog.namespace(owner, name) if NAME.fullmatch(name) else None
         if found is None:
             raise NamespaceUnknown(_UNKNOWN)
         return found

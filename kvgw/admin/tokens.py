@@ -23,7 +23,9 @@ router: Final = APIRouter(route_class=StrictRoute, tags=["tokens"])
 LIFE_MS_MAX: Final = 365 * DAY_MS
 PATTERNS_MAX: Final = 15
 
-TokenId: TypeAlias = Annotated[str, Path(max_length=16, description="A token's id: the part after the first `_`.")]
+TokenId: TypeAlias = Annotated[
+    str, Path(pattern="^[a-z2-7]{16}$", description="A token's id: the part after the first `_`.")
+]
 Pattern: TypeAlias = Annotated[str, Field(min_length=1, max_length=64)]
 
 

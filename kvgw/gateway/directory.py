@@ -9,7 +9,7 @@ from typing import Final
 from uuid import UUID
 
 from kvgw.runtime import Clock
-from tenancy.access import Caller
+from tenancy.access import NAME, Caller
 from tenancy.catalog import Catalog
 from tenancy.errors import FormatUnknown, KeyRefused, KeyUnavailable, NamespaceUnknown
 from tenancy.keys.keyring import Keyring, NamespaceKeys
@@ -116,6 +116,8 @@ class Directory:
         if remembered is not None and remembered[0] > self._clock.monotonic():
             return remembered[1]
         tenant, _, name = reference.partition("/")
+        if NAME.fullmatch(tenant) is None or NAME.fullmatch(name) is None:
+            return None
         owner = await self._catalog.active_tenant(tenant)
         found = await self._catalog.namespace(_NOBODY if owner is None else owner, name)
         if found is not None and (found.state != "active" or found.visibility != "public"):

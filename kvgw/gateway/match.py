@@ -29,7 +29,24 @@ class MatchVerb:
 
     async def __call__(self, caller: Caller, request: MatchRequest) -> MatchReply:
         """Raises the rooms' errors."""
+        reply = await self.answer(caller, request)
+        await self.count(caller, request, reply.matched)
+        return reply
+
+    async def count(self, caller: Caller, request: MatchRequest, matched: int) -> None:
+        """Meter one look-up that found so many."""
         rooms = self._rooms
+        rooms.metrics.match_keys.labels("hit").inc(matched)
+        rooms.metrics.match_keys.labels("miss").inc(len(request.keys) - matched)
+        place = await self._directory.place(caller, request.namespace)
+        try:
+            known = await self._directory.format(place.scope, request.fingerprints[0])
+        except FormatUnknown:
+            return
+        rooms.meter.matched(place.scope, len(request.keys), matched, known.tokens_per_chunk)
+
+    async def answer(self, caller: Caller, request: MatchRequest) -> MatchReply:
+        """The answer, not yet metered. Raises the rooms' errors."""
         caller.require(Permission.GET)
         place = await self._directory.place(caller, request.namespace)
         try:
@@ -40,9 +57,6 @@ class MatchVerb:
         run = None if request.public else self._remembered(place, formats, request)
         if run is None:
             run = await self._looked_up(caller, place, formats, request)
-        rooms.metrics.match_keys.labels("hit").inc(len(run))
-        rooms.metrics.match_keys.labels("miss").inc(len(request.keys) - len(run))
-        rooms.meter.matched(place.scope, len(request.keys), len(run), formats[0].tokens_per_chunk)
         return MatchReply(
             len(run), [tier for tier, _ in run], namespaces=[name for _, name in run] if request.public else []
         )

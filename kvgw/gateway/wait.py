@@ -36,9 +36,10 @@ class WaitVerb:
         event = rooms.arrivals.join(place.scope)
         try:
             while True:
-                reply = await self._match(caller, question)
+                reply = await self._match.answer(caller, question)
                 remaining = deadline - rooms.clock.monotonic()
                 if reply.matched == len(request.keys) or remaining <= 0:
+                    await self._match.count(caller, question, reply.matched)  # one look-up, however often it looked
                     return reply
                 await arrival(event, min(remaining, LOOK_SECONDS))
         finally:

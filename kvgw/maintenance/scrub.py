@@ -8,6 +8,7 @@ and due again from the other tier. The plaintext goes into a window that is zero
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -25,6 +26,8 @@ from tenancy.keys.keyring import NamespaceKeys
 from tenancy.keys.secret import SecretBytes
 from tenancy.model import Scope
 from tenancy.sealing import BlobAddress, Sealed, open_sealed
+
+log = logging.getLogger("kvgw.maintenance")
 
 PAGE: Final = 200
 WINDOW_SECONDS: Final = 30.0
@@ -74,8 +77,8 @@ class Scrub:
     def start(self, rate: int, sample: float, act: Act) -> None:
         """Have it done: `rate` bytes a second (0: no limit), of a share `sample` of the blobs.
 
-        `act`: the audit log's words for what it sets right. Raises `RequestRefused` when one is under way, or no gateway
-        is there to do it.
+        `act`: the audit log's words for what it sets right. Raises `RequestRefused` when one is under way, or when no
+        gateway is there to do it.
         """
         if not self._serving:
             raise RequestRefused("a scrub is done by a gateway that runs, and none runs here: start it with kvgw serve")
@@ -112,6 +115,10 @@ class Scrub:
         except (StorageError, TenancyError) as error:
             self._rooms.metrics.maintenance_failures.labels("scrub").inc()
             self._end("failed", str(error))
+        except Exception:  # a bug of ours in one job must not end the others
+            self._rooms.metrics.maintenance_failures.labels("scrub").inc()
+            log.exception("the scrub failed in an unforeseen way")
+            self._end("failed", "it failed in an unforeseen way; see the gateway's log")
         else:
             self._end("done", "")
         finally:
@@ -166,13 +173,14 @@ class Scrub:
                 await rooms.tiers[label].get_into(name, sealed)
                 async with rooms.staging.window(scope.tenant, one.length, WINDOW_SECONDS) as window:
                     data_key = keys.data_key(one.epoch)
-                    await rooms.workers.run(lambda: _prove(data_key, _address(scope, one), one, sealed, window))
-            except (BlobMissing, BlobDamaged, SealBroken) as error:
-                reason = error.reason if isinstance(error, SealBroken) else type(error).__name__
-                await self._refuse(label, scope, one, reason)
+                    fault = await rooms.workers.run(lambda: _fault(data_key, _address(scope, one), one, sealed, window))
+            except (BlobMissing, BlobDamaged) as error:
+                fault = type(error).__name__
             except StagingBusy:
                 progress.skipped += 1
                 return
+        if fault:
+            await self._refuse(label, scope, one, fault)
         progress.blobs += 1
         progress.nbytes += one.placed.length
         rooms.metrics.scrubbed.labels(label).inc(one.placed.length)
@@ -202,12 +210,17 @@ class Scrub:
         rooms.metrics.refused_blobs.labels(label, reason).inc(done.count)
 
 
-def _prove(data_key: SecretBytes, address: BlobAddress, one: Sealing, sealed: memoryview, window: Window) -> None:
-    """In a worker thread: raises `SealBroken` unless the blob is whole. The plaintext is zeroed here."""
+def _fault(data_key: SecretBytes, address: BlobAddress, one: Sealing, sealed: memoryview, window: Window) -> str:
+    """In a worker thread: the check that the blob does not pass; empty when it is whole. The plaintext is zeroed here.
+
+    The error itself ends here, since it holds the memory in which it arose.
+    """
     try:
         open_sealed(data_key, address, one.salt, Sealed(one.chunk_id, one.tag_root), sealed, window.view)
-    finally:
-        window.wipe()
+    except SealBroken as error:
+        return error.reason
+    window.wipe()
+    return ""
 
 
 def _address(scope: Scope, one: Sealing) -> BlobAddress:

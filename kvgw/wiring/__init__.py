@@ -27,7 +27,7 @@ from kvgw.gateway.rooms import Rooms
 from kvgw.maintenance.crew import Crew, Pace
 from kvgw.metrics import Metrics
 from kvgw.runtime import Clock, Rng, SystemClock, SystemRng, ThreadWorkers, usable_cpus
-from kvgw.settings import Settings, SettingsError
+from kvgw.settings import Settings, SettingsError, StagingSettings
 from kvgw.wiring.catalog import open_database
 from kvgw.wiring.keys import open_keys
 from kvgw.wiring.start import allowance_of, first_start, outbox_limits_of, pace_of, policy_of, rates_of
@@ -120,14 +120,12 @@ async def opened(
         tenant, first_token = await first_start(catalog, keyring, world.rng, time.now_ms(), keys.pepper, policy)
         nvme = await open_nvme(stack, settings, folder.path, file_workers, world.clock)
         s3 = await open_s3(stack, settings.s3, world.clock)
-        arena = Arena(settings.staging.bytes)
-        stack.callback(arena.close)
-        shares = Shares.of(settings.staging.bytes, tenants=settings.staging.tenants)
+        arena, staging = _staging(stack, settings.staging, world.clock)
         metrics, meter = Metrics(), Meter(time)
         rooms = Rooms(
             catalog=catalog,
             keyring=keyring,
-            staging=Staging(arena, SegmentedLru(), world.clock, shares=shares),
+            staging=staging,
             tiers=layered(settings, nvme, s3),
             tracers=tracers_of(settings, folder.path, file_workers, nvme, s3),
             deletions=Deletions(database),
@@ -167,6 +165,12 @@ async def opened(
             s3=s3,
             first_token=first_token,
         )
+
+
+def _staging(stack: AsyncExitStack, settings: StagingSettings, clock: Clock) -> tuple[Arena, Staging]:
+    arena = Arena(settings.bytes)
+    stack.callback(arena.close)
+    return arena, Staging(arena, SegmentedLru(), clock, shares=Shares.of(settings.bytes, tenants=settings.tenants))
 
 
 def _threads(stack: AsyncExitStack, workers: ThreadWorkers) -> ThreadWorkers:

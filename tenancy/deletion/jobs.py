@@ -100,7 +100,7 @@ def add(connection: Connection, job: Job) -> None:
 
 
 def jobs(connection: Connection, tenant: UUID, *, unfinished: bool, limit: int) -> list[Job]:
-    """A tenant's jobs, the newest first; or those that are not done: of whole namespaces first, then the oldest first."""
+    """A tenant's jobs, the newest first; or those that are not done, whole namespaces first and then the oldest."""
     query = select(deletion_job).where(deletion_job.c.tenant_id == tenant).limit(limit)
     if unfinished:
         query = query.where(deletion_job.c.state.in_(_UNFINISHED)).order_by(

@@ -100,13 +100,12 @@ def test_another_server_takes_what_one_stored(served: Gateway) -> None:
         assert prefetched(first) == [0, 0]
         write(first)
         wait_stored(first, 2 * CHUNKS * 256)
-        usage = first.get_l2_usages()
+        usage = first.get_l2_usages_by_type()["plugin"]
         assert sum(one.total_bytes_used for one in usage) == 2 * CHUNKS * 24576
     served.stop()
     served.start()
     with manager(served, "another") as second:
         assert prefetched(second) == [CHUNKS, CHUNKS]
-        assert second.get_l1_usage()[0] > 0
     with manager(served, "a third kind") as third:
         assert prefetched(third) == [0, 0]
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
 from sqlalchemy import Connection, delete, insert, select, update
 
 from kvgw.client import Client
-from kvgw.maintenance import tiercheck
+from kvgw.maintenance import tiercheck, tierwalk
 from kvgw.maintenance.crew import Crew
 from kvgw.maintenance.findings import FsckReport, Kind
 from kvgw.maintenance.fsck import LATE_MS
@@ -164,7 +164,7 @@ class FsckContract:
                 one.clock.advance(grace_s)
             await one.check("orphan")
             assert not await one.tier.stat([name])
-            assert await one.hits(4) == 4
+            assert len(await one.blobs()) == 4, "law 1: what has a row stays"
 
     @aio
     async def test_chunks_and_entries_that_do_not_belong_together(self) -> None:
@@ -250,10 +250,36 @@ class FsckContract:
             done = await one.repair()
             assert (dict(done.found), done.left, done.verdict) == ({"deletion": 1}, 1, "findings")
             assert "a blob came back" in done.findings[0].sentence
-            await one.execute(update(audit_head).values(seq=audit_head.c.seq - 1))
-            done = await one.repair()
-            assert (dict(done.found), done.left) == ({"deletion": 1, "audit": 1}, 2)
-            await one.execute(update(audit_head).values(seq=audit_head.c.seq + 1))
+
+    @aio
+    async def test_an_audit_log_whose_end_is_not_what_its_head_says(self) -> None:
+        async with self.spot() as one:
+            catalog = type(one.opened.rooms.catalog)
+            head = await one.opened.rooms.catalog.audit_head()
+            for wrong in ({"seq": head.seq - 1}, {"seq": head.seq + 1}, {"hash": b"x" * 32}):
+                await one.execute(update(audit_head).values(**wrong))
+                seen = await one.repair()
+                assert (dict(seen.found), seen.left) == ({"audit": 1}, 1), "left for people"
+                await one.execute(update(audit_head).values(seq=head.seq, hash=head.hash))
+                await one.check_clean()
+            page = await one.opened.rooms.catalog.audit_page(None, 0, 100)
+            first, second, *others = page.records
+            unlinked = replace(second, previous=b"x" * 32)
+            for forged in (replace(second, actor="forger"), replace(unlinked, hash=unlinked.expected_hash())):
+                told = replace(page, records=[first, forged, *others])
+                with mock.patch.object(catalog, "audit_page", mock.AsyncMock(return_value=told)):
+                    assert dict((await one.look()).found) == {"audit": 1}
+
+    @aio
+    async def test_a_tier_that_is_larger_than_a_slice_is_walked_in_slices(self) -> None:
+        async with self.spot() as one:
+            await one.put(9)
+            with mock.patch.multiple(tierwalk, SLICE=2, PAGE=2):
+                await one.check_clean()
+                assert (await one.look()).looked[f"{one.label} blobs"] == 9, "each blob is in one slice"
+                first, *_, last = await one.blobs()
+                await one.lose(first, last)
+                await one.check("dangling", 2)
 
     @aio
     async def test_an_empty_listing_is_not_believed(self) -> None:

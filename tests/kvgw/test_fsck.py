@@ -4,77 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from kvgw.client import Client, ClientOptions
 from kvgw.endpoint import UnixEndpoint
-from kvgw.maintenance.crew import Pace
 from kvgw.model import Durability
 from kvgw.reports import Registered
-from kvgw.runtime import SystemRng
 from kvgw.transport import SocketTransport
-from kvgw.wiring import World, opened
-from tenancy.sight import Sight
-from tests.kvgw.fsck_contract import ACT, FsckContract, Spot
+from tests.kvgw.fsck_contract import ACT, FsckContract
+from tests.kvgw.fsck_footings import OnPostgresAndS3, OnSqliteAndNvme, clock_now, spot_of
 from tests.support.aio import aio, run
-from tests.support.gateways import SMALL, House, format_of, house, keys_of, payloads_of, read, take_up_backlog
-from tests.support.manual_clock import ManualClock
+from tests.support.gateways import House, format_of, house, keys_of, payloads_of, read, take_up_backlog, until
 from tests.support.postgres import Postgres
 from tests.support.seaweed import S3Server
 from tests.support.served import kvgw, served
 from tests.support.several import Footing, on_footing
+from tests.tenancy.statement_lint import linted_statements
 
 
-def clock_now() -> ManualClock:
-    """Stands still at what the machine, and so a tier, takes for now."""
-    return ManualClock(time.time_ns() // 1_000_000)
+class TestFsckOnSqliteAndNvme(OnSqliteAndNvme, FsckContract):
+    pass
 
 
-async def spot_of(one: House, clock: ManualClock, label: str, transact: Any) -> Spot:
-    """In a namespace that lets a PUT ask for as little durability as it likes."""
-    scope = (await one.namespace("free", durability=Durability.STAGED)).scope
-    client = one.client("free", on_error="raise")
-    return Spot(one.opened, clock, client, await client.register(format_of()), scope, label, transact)
-
-
-class TestFsckOnSqliteAndNvme(FsckContract):
-    @pytest.fixture(autouse=True)
-    def _a_folder(self, tmp_path: Path) -> None:
-        self.folder = tmp_path
-
-    @asynccontextmanager
-    async def spot(self) -> AsyncIterator[Spot]:
-        clock = clock_now()
-        async with opened(SMALL, self.folder / "gw", world=World(clock, SystemRng(), Pace())) as gateway:
-            one = House(gateway, "embedded", None, gateway.first_token or "", clock)
-
-            async def transact(body: Any) -> Any:
-                return await gateway.rooms.catalog._database.write(body, Sight(one.owner.tenant))
-
-            yield await spot_of(one, clock, "nvme", transact)
-            await one.aclose()
-
-
-@pytest.mark.s3
-@pytest.mark.postgres
 @pytest.mark.timeout(120)
-class TestFsckOnPostgresAndS3(FsckContract):
-    @pytest.fixture(autouse=True)
-    def _a_footing(self, postgres: Postgres, seaweed: S3Server, tmp_path: Path) -> None:
-        self.shared = Footing(postgres, seaweed, tmp_path)
-        self.shared.prepare()
-
-    @asynccontextmanager
-    async def spot(self) -> AsyncIterator[Spot]:
-        clock = clock_now()
-        async with self.shared.gateway("a", clock=clock) as one:
-            yield await spot_of(one, clock, "s3", self.shared.as_superuser)
+class TestFsckOnPostgresAndS3(OnPostgresAndS3, FsckContract):
+    pass
 
 
 @pytest.mark.s3
@@ -117,24 +73,31 @@ async def use(one: House, registered: Registered, name: str, rounds: int, durabi
         await client.delete(registered, keys[: 1 + number % 6])
 
 
-async def check_under_traffic(one: House, durability: Durability, rounds: int) -> None:
+async def check_under_traffic(one: House, durability: Durability, users: int, rounds: int) -> None:
     """No false alarm, looking and repairing, while the gateway is used and its jobs run; nothing is lost by it."""
     registered = await one.client().register(format_of())
-    users = asyncio.gather(*(use(one, registered, f"user{n}-", rounds, durability) for n in range(3)))
-    checks = 0
-    while not users.done() or checks < 6:
-        report = await one.opened.crew.fsck.run(ACT if checks % 2 else None)
+    names = [f"{one.opened.rooms.catalog.node.node}{number}-" for number in range(users)]
+    used = asyncio.gather(*(use(one, registered, name, rounds, durability) for name in names))
+    checks, scrub = 0, one.opened.crew.scrub
+    while not used.done() or checks < 6:
+        with linted_statements():
+            report = await one.opened.crew.fsck.run(ACT if checks % 2 else None)
         assert (report.verdict, report.findings) == ("clean", [])
         checks += 1
-    await users
-    assert checks >= 6
+        await one.opened.crew.heartbeat()
+        if scrub.report.state != "running":
+            scrub.start(0, 1.0, ACT)
+        assert sum(tier.damaged for tier in scrub.report.tiers.values()) == 0, "nor of the scrub"
+    await used
+    await until(lambda: scrub.report.state == "done")
+    assert sum(tier.damaged for tier in scrub.report.tiers.values()) == 0
 
 
 @pytest.mark.timeout(120)
 @aio
 async def test_no_false_alarm_under_traffic(tmp_path: Path) -> None:
     async with house("unix", tmp_path / "gw") as one:
-        await check_under_traffic(one, Durability.NVME, 40)
+        await check_under_traffic(one, Durability.NVME, users=3, rounds=40)
 
 
 @pytest.mark.s3
@@ -143,7 +106,7 @@ async def test_no_false_alarm_under_traffic(tmp_path: Path) -> None:
 @on_footing
 async def test_no_false_alarm_under_traffic_of_two_gateways(shared: Footing) -> None:
     async with shared.gateway("a") as a, shared.gateway("b") as b:
-        both = (check_under_traffic(a, Durability.S3, 12), check_under_traffic(b, Durability.NVME, 12))
+        both = (check_under_traffic(a, Durability.S3, 2, 8), check_under_traffic(b, Durability.NVME, 2, 8))
         await asyncio.gather(*both)
 
 

@@ -209,7 +209,7 @@ async def test_a_reader_does_not_end_its_owners_leases(tmp_path: Path) -> None:
 
 @aio
 async def test_I04_references_that_are_not_ones_own_to_read_cost_the_same_questions(tmp_path: Path) -> None:
-    """Law 6: neither a tenant nor a private namespace shows by how often the catalog is asked, again or the first time."""
+    """Law 6: neither a tenant nor a private namespace shows by how often the catalog is asked, at first or again."""
     async with town(tmp_path / "gw", ["reader"]) as made:
         await made.owned(1)
         own = made.client("owner")
@@ -238,6 +238,32 @@ async def test_I04_references_that_are_not_ones_own_to_read_cost_the_same_questi
 
 
 # HTTP
+
+
+@aio
+async def test_F01_a_name_that_no_database_takes_is_nobodys(tmp_path: Path) -> None:
+    """A NUL never reaches PostgreSQL, which would refuse it as a failure of its own; SQLite is asked no less."""
+    async with two_tenants(tmp_path / "gw") as (admin, made, _):
+        uid = os.geteuid()
+        database = made.opened.rooms.catalog._database
+        plain, asked = database.read, 0
+
+        async def counted(body: Any, sight: Any) -> Any:
+            nonlocal asked
+            asked += 1
+            return await plain(body, sight)
+
+        with mock.patch.object(database, "read", counted):
+            for path in ("/v1/tenants/%00", "/v1/tenants/a%00b/namespaces", "/v1/tenants/%00/namespaces/%00"):
+                assert (await admin.ask("GET", path, peer=uid)).status_code == 404
+            assert asked == 0
+            answer = await admin.ask("GET", "/v1/tenants/theirs/namespaces/%00", peer=uid)
+            assert (answer.status_code, asked) == (404, 1), "the tenant alone was asked for"
+            for name in ("actor", "action"):
+                answer = await admin.ask("GET", "/v1/audit", query={"tenant": "*", name: "\0"}, peer=uid)
+                assert answer.status_code == 422
+            assert (await admin.ask("DELETE", "/v1/tenants/-/tokens/%00", peer=uid)).status_code == 422
+            assert asked == 1
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,9 @@ def stored(endpoint: str, name: str, count: int = 20) -> int:
     async def body() -> int:
         async with connect(endpoint) as client:
             registered = await client.register(format_of())
-            report = await client.put(registered, keys_of(count, name), payloads_of(registered, count, seed=ord(name[-1])))
+            report = await client.put(
+                registered, keys_of(count, name), payloads_of(registered, count, seed=ord(name[-1]))
+            )
             return list(report.outcomes).count(PutOutcome.STORED)
 
     return asyncio.run(body())

@@ -93,4 +93,6 @@ def told(lines: str) -> list[str]:
 
 def check_guide(said: list[str]) -> None:
     guide = (FOLDER / "operators-guide.md").read_text(encoding="utf-8")
-    assert told("\n".join(said)) == told(guide.partition("\n# The walk\n")[2]), "docs/operators-guide.md tells another walk; print it anew"
+    assert told("\n".join(said)) == told(guide.partition("\n# The walk\n")[2]), (
+        "docs/operators-guide.md tells another walk; print it anew"
+    )
