@@ -65,7 +65,8 @@ class _Opening:
                 target,
             )
         except SealBroken as error:
-            self.fault = error
+            # Anew: the one that was raised holds slices of the window in its traceback, which is about to be zeroed.
+            self.fault = SealBroken(error.reason, error.detail)
         return self.fault is None
 
 
