@@ -19,7 +19,7 @@ from storage.tier import blob_name
 from tenancy.deletion.deletions import Deletions
 from tenancy.deletion.jobs import Job
 from tenancy.deletion.receipt import faults
-from tenancy.errors import CatalogUnavailable, KeyGone, KeyUnavailable
+from tenancy.errors import CatalogUnavailable, KeyGone, KeyUnavailable, RegistryRefused
 from tenancy.keys.kdf import committing_key
 from tenancy.keys.secret import SecretBytes
 from tenancy.policy import Policy
@@ -185,17 +185,18 @@ async def test_a_tenant_goes_with_all_of_its_namespaces(tmp_path: Path) -> None:
 
 
 @aio
-async def test_a_namespace_made_while_its_tenant_goes_is_deleted_too(tmp_path: Path) -> None:
+async def test_a_tenant_on_its_way_out_gets_no_namespace(tmp_path: Path) -> None:
     async with house("embedded", tmp_path / "gw") as gateway:
         admin = Admin(gateway.opened)
         tenant = (await admin.own("POST", "/tenants", {"name": "acme"}))["id"]
         job = await admin.own("POST", "/tenants/acme/deletions", query={"confirm": "acme"})
         rooms = gateway.opened.rooms
-        await create_namespace(
-            rooms.catalog, rooms.keyring, rooms.rng.token, gateway.now_ms(), UUID(tenant), "late", Policy()
-        )
+        with pytest.raises(RegistryRefused, match="on its way out"):
+            await create_namespace(
+                rooms.catalog, rooms.keyring, rooms.rng.token, gateway.now_ms(), UUID(tenant), "late", Policy()
+            )
         receipt = (await finished(gateway, job, tenant))["receipt"]
-        assert len(receipt["parts"]) == 2
+        assert len(receipt["parts"]) == 1
 
 
 @aio

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 import kvgw
+from kvgw.breaker import BreakerOptions
 from kvgw.client import ClientOptions
 from kvgw.model import Outcome
 from tests.support.aio import aio, run
@@ -71,7 +72,7 @@ def open_unix(path: str) -> socket.socket:
 
 @pytest.mark.timeout(180)
 def test_killed_and_started_again_under_the_same_client(tmp_path: Path) -> None:
-    options = ClientOptions(read_deadline_s=5, breaker=kvgw.client.BreakerOptions(period_s=0.05, period_max_s=0.1))
+    options = ClientOptions(read_deadline_s=5, breaker=BreakerOptions(period_s=0.05, period_max_s=0.1))
 
     async def scenario() -> None:
         async with kvgw.connect(f"unix:{tmp_path}/gw/kvgw.sock", options=options) as client:
