@@ -1,4 +1,4 @@
-"""C08: over millions of seals no salt, no key and no pair of key and nonce comes twice."""
+"""C08: over ten million seals no salt, no key and no pair of key and nonce comes twice."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvgw.runtime import SystemRng
 from tenancy.keys.kdf import committing_key
 from tests.tenancy.samples import DATA_KEY, address
 
-SEALS = int(os.environ.get("KVGW_TEST_SEALS", "1000000"))
+SEALS = int(os.environ.get("KVGW_TEST_SEALS", "10000000"))
 LABEL = b"kvgw/v1/blob+AEAD_AES_256_GCM\0"
 
 
