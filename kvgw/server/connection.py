@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import struct
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from enum import Enum
@@ -21,6 +20,7 @@ from kvgw.gateway.payloads import Chunk
 from kvgw.gateway.translate import translated
 from kvgw.model import GetRequest, PutRequest, Reply, Request
 from kvgw.server.limits import Limits
+from kvgw.server.peers import peer_uid
 from kvgw.stream import FrameStream, data_frames
 from kvgw.tls import ServerCertificate
 from kvgw.wire import Hello, Kind, Wanted, Welcome
@@ -28,7 +28,6 @@ from tenancy.access import Caller
 
 log = logging.getLogger("kvgw.server")
 
-_PEER_CREDENTIALS: Final = struct.Struct("3i")
 _DISCARD_BYTES: Final = 256 * 1024
 PATIENCE_SECONDS: Final = 0.02
 PATIENCE_BYTES_PER_SECOND: Final = 2e9
@@ -103,11 +102,8 @@ class Connection:
         if hello.token is not None:
             with translated():
                 return await self._authenticator.token(hello.token)
-        if self._socket.family == socket.AF_UNIX:
-            raw = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
-            _, uid, _ = _PEER_CREDENTIALS.unpack(raw)
-            if uid == self._limits.owner_uid:
-                return self._authenticator.owner()
+        if self._socket.family == socket.AF_UNIX and peer_uid(self._socket) == self._limits.owner_uid:
+            return self._authenticator.owner()
         raise RequestRefused("a token is needed: pass one, or set KVGW_TOKEN", Code.UNAUTHENTICATED)
 
     async def _exchange(self, hello: Hello) -> None:

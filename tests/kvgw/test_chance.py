@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -85,4 +84,3 @@ def test_C09_processes_and_threads_draw_apart() -> None:
     for thread in threads:
         thread.join()
     assert len(set(drawn)) == 13
-    assert os.getpid()
