@@ -30,6 +30,7 @@ GATEWAY_HALF = frozenset(
         "kms",
         "maintenance",
         "metrics",
+        "replay",
         "server",
         "settings",
         "sharedkeys",

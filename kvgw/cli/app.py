@@ -22,6 +22,7 @@ from kvgw.cli import (
     namespaces,
     nodes,
     recount,
+    replay,
     scrub,
     serve,
     tenants,
@@ -57,6 +58,7 @@ app.command("recount")(recount.recount)
 app.command("fsck")(fsck.fsck)
 app.command("scrub")(scrub.scrub)
 app.command("bench")(bench.bench)
+app.command("replay")(replay.replay)
 app.command("delete")(deletions.delete)
 app.command("verify-receipt")(deletions.verify_receipt)
 app.add_typer(deletions.deletions, name="deletions")
