@@ -7,6 +7,7 @@
 <data>/nvme/         sealed blobs
 <data>/audit/        copies of the audit log's checkpoints
 <data>/kvgw.sock     the Unix socket
+<data>/admin.sock    the same for admin verbs
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ from kvgw.runtime import Rng
 from kvgw.settings import SettingsError
 
 log = logging.getLogger("kvgw.server")
+
+ADMIN_SOCKET: Final = "admin.sock"
+"""In the data folder: admin verbs for the gateway's own user, who needs no token there."""
 
 LOCK_POLL_SECONDS: Final = 0.1
 

@@ -15,15 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-from starlette.types import Receive, Scope, Send
 
-from kvgw.admin.app import build_app
-from kvgw.admin.seat import PEER_UID
-from kvgw.cli.options import data_folder, settings_of
-from kvgw.cli.output import error_console
+from kvgw.cli.options import data_folder
+from kvgw.datadir import ADMIN_SOCKET
 from kvgw.errors import Code, KvgwError, Outage, from_code
-from kvgw.server.http import ADMIN_SOCKET
-from kvgw.wiring import opened
 
 SECONDS_MAX = 120.0
 _USUAL = httpx2.Timeout(SECONDS_MAX)
@@ -100,23 +95,13 @@ async def _client(folder: Path, config: Path | None) -> AsyncIterator[httpx2.Asy
         ) as client:
             yield client
     else:
-        async with opened(settings_of(folder, config), folder) as gateway:
-            if gateway.first_token is not None:
-                error_console().print(
-                    f"the first tenant's token, never shown again: {gateway.first_token}",
-                    highlight=False,
-                    soft_wrap=True,
-                )
-            application = build_app(gateway)
+        from kvgw.cli.inprocess import admin_here  # the whole gateway, which most commands do without
 
-            async def as_owner(scope: Scope, receive: Receive, send: Send) -> None:
-                await application({**scope, "state": {PEER_UID: os.geteuid()}}, receive, send)
-
-            transport_here = httpx2.ASGITransport(as_owner, raise_app_exceptions=False)
-            async with httpx2.AsyncClient(
-                transport=transport_here, base_url=_BASE, headers=headers, timeout=SECONDS_MAX
-            ) as client:
-                yield client
+        async with (
+            admin_here(folder, config) as here,
+            httpx2.AsyncClient(transport=here, base_url=_BASE, headers=headers, timeout=SECONDS_MAX) as client,
+        ):
+            yield client
 
 
 def _listens(path: Path) -> bool:

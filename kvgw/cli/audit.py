@@ -27,7 +27,7 @@ from kvgw.wiring.tiers import open_audit_objects
 from kvgw.witness import FILE, FOLDER, notes_from, notes_in
 from storage.errors import StorageError
 from tenancy import migrate
-from tenancy.audit.chain import printable
+from tenancy.audit.printing import printable
 from tenancy.audit.verifying import Finding, Verdict
 from tenancy.errors import TenancyError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from tenancy.audit.chain import printable
+from tenancy.audit.printing import printable
 
 FORM = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tenancy.audit.chain import printable
+from tenancy.audit.printing import printable
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 

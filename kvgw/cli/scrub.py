@@ -6,14 +6,15 @@ from typing import Annotated, Any
 
 import typer
 
-from kvgw.admin.scrub import RATE
 from kvgw.cli.administration import ask_admin
 from kvgw.cli.options import Config, Data, Json
 from kvgw.cli.output import console, human_bytes, print_json, print_table
 
 
 def scrub(
-    rate: Annotated[int, typer.Option(min=0, help="Bytes a second; 0: no limit.")] = RATE,
+    rate: Annotated[
+        int | None, typer.Option(min=0, help="Bytes a second; 0: no limit (default: 64 MiB).", show_default=False)
+    ] = None,
     sample: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of the blobs, drawn by chance.")] = 1.0,
     status: Annotated[bool, typer.Option("--status", help="Only say how far the last one is.")] = False,
     stop: Annotated[bool, typer.Option("--stop", help="End the one that is under way.")] = False,
@@ -28,7 +29,8 @@ def scrub(
     if status or stop:
         answer = ask_admin(data, config, "DELETE" if stop else "GET", "/scrub")
     else:
-        answer = ask_admin(data, config, "POST", "/scrub", body={"rate": rate, "sample": sample})
+        pace = {} if rate is None else {"rate": rate}
+        answer = ask_admin(data, config, "POST", "/scrub", body={**pace, "sample": sample})
     if json:
         print_json(answer)
     else:

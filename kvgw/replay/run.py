@@ -15,13 +15,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from kvgw.bench.gateway import START_SECONDS, GatewayAnnounced, GatewayOrder
 from kvgw.bench.processes import child
 from kvgw.client import Client, connect
+from kvgw.datadir import ADMIN_SOCKET
 from kvgw.replay.drive import Traffic
 from kvgw.replay.ideal import infinite
 from kvgw.replay.outcome import ReplayReport, report_of
 from kvgw.replay.plan import ReplayOptions
 from kvgw.replay.trace import Request, TraceError, divide
 from kvgw.runtime import SystemClock
-from kvgw.server.http import ADMIN_SOCKET
 from kvgw.settings import NvmeSettings, ServerSettings, Settings, StagingSettings
 
 ADMIN_SECONDS: Final = 60.0

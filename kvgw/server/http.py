@@ -16,14 +16,12 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from kvgw.admin.app import build_app
 from kvgw.admin.seat import PEER_UID
+from kvgw.datadir import ADMIN_SOCKET
 from kvgw.endpoint import TcpEndpoint, UnixEndpoint
 from kvgw.server.listeners import bind_unix
 from kvgw.server.peers import peer_uid
 from kvgw.settings import SettingsError
 from kvgw.wiring import Opened
-
-ADMIN_SOCKET: Final = "admin.sock"
-"""In the data folder: admin verbs for the gateway's own user, who needs no token there."""
 
 CONNECTIONS_MAX: Final = 16
 _BACKLOG: Final = 4

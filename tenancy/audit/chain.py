@@ -15,6 +15,7 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import Connection, insert, select, update
 
+from tenancy.audit.printing import printable
 from tenancy.schema import audit_head, audit_record
 
 _DOMAIN: Final = b"kvgw/audit/v1\0"
@@ -83,13 +84,6 @@ def chained_hash(fields: Sequence[str], previous: bytes) -> bytes:
         parts += (len(data).to_bytes(4, "big"), data)
     parts.append(previous)
     return hashlib.sha256(b"".join(parts)).digest()
-
-
-def printable(text: str) -> str:
-    """`text` on one line: what does not print, or could steer a terminal, is written as an escape (F10)."""
-    if text.isprintable():
-        return text
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 def record(connection: Connection, act: Act, now_ms: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sqlite3
 import subprocess
+import sys
 import time
 from contextlib import closing
 from pathlib import Path
@@ -180,3 +181,17 @@ def test_R71_a_data_folder_that_cannot_be_used_is_one_sentence(tmp_path: Path) -
     assert "chmod 700" in refused(kvgw("serve", "--data", str(tmp_path / "open")))
     (tmp_path / "file").write_text("")
     assert "cannot be" in refused(kvgw("serve", "--data", str(tmp_path / "file" / "gw")))
+
+
+def test_a_question_does_not_import_the_gateway() -> None:
+    """`kvgw status` and its like answer at once: web framework, database and S3 libraries stay where they are."""
+    program = (
+        "import sys, typer; from kvgw.cli.app import app; group = typer.main.get_command(app); "
+        "context = typer.Context(group); "
+        "assert all(group.get_command(context, name) for name in ('status', 'tenant', 'token', 'scrub')); "
+        "heavy = {'fastapi', 'sqlalchemy', 'aiobotocore', 'uvicorn'} & set(sys.modules); "
+        "assert not heavy, heavy; "
+        "assert all(group.get_command(context, name) for name in group.list_commands(context))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr

@@ -14,10 +14,11 @@ from msgspec.structs import replace
 
 from kvgw.cli.app import main
 from kvgw.cli.output import print_table
+from kvgw.datadir import ADMIN_SOCKET
 from kvgw.endpoint import TcpEndpoint
 from kvgw.errors import RequestRefused
 from kvgw.model import NamespaceCreateRequest, NamespacesReply, NamespacesRequest
-from kvgw.server.http import ADMIN_SOCKET, CONNECTIONS_MAX
+from kvgw.server.http import CONNECTIONS_MAX
 from kvgw.server.serve import serving
 from kvgw.settings import ServerSettings
 from tenancy import registry

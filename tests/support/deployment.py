@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 import typer.main
 import yaml
 from typer.core import TyperGroup
@@ -92,8 +93,9 @@ def check_command(arguments: list[str]) -> None:
     words = list(arguments)
     while isinstance(command, TyperGroup):
         name = words.pop(0)
-        assert name in command.commands, f"kvgw has no command {name!r} (in: kvgw {shlex.join(arguments)})"
-        command = command.commands[name]
+        found = command.get_command(typer.Context(command), name)
+        assert found is not None, f"kvgw has no command {name!r} (in: kvgw {shlex.join(arguments)})"
+        command = found
     known = {option for parameter in command.params for option in parameter.opts}
     asked = {word for word in words if word.startswith("-")}
     assert asked <= known, f"kvgw {arguments[0]} has no option {sorted(asked - known)}"
