@@ -174,9 +174,9 @@ class Catalog(Registrar, Records, Presence, Inspections):
             partial(sweep.forget_tombstones, scope=scope, before_ms=before_ms), Sight(scope.tenant)
         )
 
-    async def lose_unplaced(self, scope: Scope, live_boots: Sequence[str], now_ms: int) -> tuple[int, list[bytes]]:
+    async def lose_unplaced(self, scope: Scope, now_ms: int) -> tuple[int, list[bytes]]:
         return await self._database.write(
-            partial(sweep.lose_unplaced, scope=scope, live_boots=live_boots, now_ms=now_ms), Sight(scope.tenant)
+            partial(sweep.lose_unplaced, scope=scope, node=self.node, now_ms=now_ms), Sight(scope.tenant)
         )
 
     async def eviction_candidates(self, scope: Scope, now_ms: int, limit: int) -> list[Candidate]:

@@ -47,7 +47,6 @@ def forget_placements(connection: Connection, scope: Scope, gone: str, by: Node,
         .where(*owned(placement, scope), placement.c.tier == "nvme", placement.c.node == gone)
         .limit(limit)
     ).all()
-    live = sorted({*live_boots(connection, now_ms, PROCESS_LEASE_MS), by.boot})
     if blob_ids:
         connection.execute(
             delete(placement).where(
@@ -57,9 +56,10 @@ def forget_placements(connection: Connection, scope: Scope, gone: str, by: Node,
                 placement.c.blob_id.in_(blob_ids),
             )
         )
+        live = sorted({*live_boots(connection, now_ms, PROCESS_LEASE_MS), by.boot})
         entries, unneeded = _end_unreachable(connection, scope, blob_ids, live, now_ms)
     else:
-        entries, unneeded = lose_unplaced(connection, scope, live, now_ms)
+        entries, unneeded = lose_unplaced(connection, scope, by, now_ms)
     return Forgotten(len(blob_ids), entries, purge(connection, scope, by, [], limit), tuple(unneeded))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from sqlalchemy import Connection, delete, func, insert, or_, select, text, update
+from sqlalchemy import Connection, Select, delete, func, insert, or_, select, text, update
 
 from tenancy.errors import CatalogMisconfigured, NodeTaken
 from tenancy.model import Node
@@ -109,12 +109,13 @@ def processes(connection: Connection) -> list[Process]:
 
 def live_boots(connection: Connection, now_ms: int, lease_ms: int) -> list[str]:
     """Boot ids of the processes that were heard within the lease."""
-    return list(
-        connection.scalars(
-            select(gateway_process.c.boot_id).where(
-                gateway_process.c.left_ms.is_(None), gateway_process.c.heartbeat_ms > now_ms - lease_ms
-            )
-        )
+    return list(connection.scalars(alive(now_ms, lease_ms)))
+
+
+def alive(now_ms: int, lease_ms: int) -> Select[tuple[str]]:
+    """The same as a part of another statement."""
+    return select(gateway_process.c.boot_id).where(
+        gateway_process.c.left_ms.is_(None), gateway_process.c.heartbeat_ms > now_ms - lease_ms
     )
 
 

@@ -12,6 +12,7 @@ from sqlalchemy import Connection, delete, exists, or_, select
 
 from tenancy import quota
 from tenancy.model import Node, Scope
+from tenancy.processes import PROCESS_LEASE_MS, alive
 from tenancy.removal import remove_entries
 from tenancy.schema import UNSETTLED, chunk, entry, owned, placement, tombstone
 
@@ -140,10 +141,11 @@ def forget_tombstones(connection: Connection, scope: Scope, before_ms: int) -> i
     return result.rowcount
 
 
-def lose_unplaced(
-    connection: Connection, scope: Scope, live_boots: Sequence[str], now_ms: int
-) -> tuple[int, list[bytes]]:
-    """Chunks whose only home was the staging of a process that is not alive any more are lost; their entries end."""
+def lose_unplaced(connection: Connection, scope: Scope, node: Node, now_ms: int) -> tuple[int, list[bytes]]:
+    """Chunks whose only home was the staging of a process that is not alive any more are lost; their entries end.
+
+    `node`, which asks, is alive. Who else is, the same statement sees: a gateway that comes meanwhile loses nothing.
+    """
     quota.lock(connection, scope)
     placed = exists(
         select(1).where(
@@ -157,7 +159,8 @@ def lose_unplaced(
             *owned(entry, scope),
             *owned(chunk, scope),
             chunk.c.blob_id == entry.c.blob_id,
-            chunk.c.home_boot.not_in(live_boots),
+            chunk.c.home_boot != node.boot,
+            chunk.c.home_boot.not_in(alive(now_ms, PROCESS_LEASE_MS)),
             ~placed,
         )
     ).all()

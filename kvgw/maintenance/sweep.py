@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from kvgw.fence import LEASE_SECONDS
 from kvgw.gateway.rooms import Rooms
 from storage.errors import StorageError
 from storage.tier import blob_name
@@ -57,8 +56,7 @@ class Sweep:
         """End the entries whose only copy was in the staging of a process that is not alive any more; how many."""
         rooms = self._rooms
         now_ms = rooms.time.now_ms()
-        live = {*await rooms.catalog.live_boots(now_ms, int(LEASE_SECONDS * 1000)), rooms.catalog.node.boot}
-        count, dead = await rooms.catalog.lose_unplaced(scope, sorted(live), now_ms)
+        count, dead = await rooms.catalog.lose_unplaced(scope, now_ms)
         self._drop_residents(scope, dead)
         rooms.metrics.ended.labels("lost").inc(count)
         return count
