@@ -29,10 +29,11 @@ def document() -> str:
 def prompts(tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
     """Token ids of one prompt for each question. They share the document, which comes first."""
     text = document()
-    return [_prompt(tokenizer, f"{text}\n\n{question}") for question in QUESTIONS]
+    return [prompt_ids(tokenizer, f"{text}\n\n{question}") for question in QUESTIONS]
 
 
-def _prompt(tokenizer: PreTrainedTokenizerBase, content: str) -> list[int]:
+def prompt_ids(tokenizer: PreTrainedTokenizerBase, content: str) -> list[int]:
+    """Token ids of `content` as what a user says."""
     chat = tokenizer.apply_chat_template(
         [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
     )

@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from pathlib import Path
 
 import msgspec
@@ -25,29 +24,17 @@ from messages import Message, ReuseResult, Stage, StoreResult
 from model import ModelUnavailable, default_cache, prepare_model
 from plaintext import search
 from plot import draw
+from progress import LOG_COLUMNS, Progress
 from report import Findings, as_json, show
 from rich.console import Console
 
 _HERE = Path(__file__).resolve().parent
 _PROCESS_S = 300.0
 """An engine process that takes longer is ended: it hangs."""
-_LOG_COLUMNS = 120
-"""Width of the tables where no terminal says one."""
 
 
 class EngineFailed(Exception):
     """An engine process ended without its result."""
-
-
-class Progress:
-    """Says what happens, and when it began, one line each: readable in a terminal and in a log."""
-
-    def __init__(self, console: Console) -> None:
-        self.console = console
-        self._started = time.monotonic()
-
-    def stage(self, text: str) -> None:
-        self.console.print(f"[dim]{time.monotonic() - self._started:6.1f} s[/]  {text}", highlight=False)
 
 
 def run_engine(
@@ -123,7 +110,7 @@ def main() -> int:
     options = parser.parse_args()
     # The end by SIGTERM takes the same way out as Ctrl-C, through every `with` block.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    console = Console(width=None if sys.stdout.isatty() else _LOG_COLUMNS)
+    console = Console(width=None if sys.stdout.isatty() else LOG_COLUMNS)
     progress = Progress(console)
     try:
         progress.stage("model: SmolLM2-135M-Instruct")

@@ -13,6 +13,8 @@ _REASONS_MAX: Final = 64
 
 COUNTERS: Final = {
     "lookups": "prompts that the gateway was asked for",
+    "waits": "lookups that waited for chunks that another engine computes",
+    "waits_over": "waits that ended before all chunks were there",
     "lookups_late": "lookups that were given up at their deadline",
     "lookups_failed": "lookups that ended in an error of the adapter",
     "lookup_outages": "lookups that the gateway did not answer",
@@ -20,8 +22,10 @@ COUNTERS: Final = {
     "requests_short": "prompts shorter than a chunk",
     "requests_not_served": "requests of a kind that the adapter does not serve",
     "adapters_refused": "requests whose LoRA adapter cannot be identified",
+    "hits_declined": "hits that were not loaded, because to compute them is faster",
     "tokens_planned": "tokens that were to be loaded",
     "tokens_loaded": "tokens that were loaded",
+    "tokens_public": "tokens, among those that were loaded, that came from a public namespace",
     "tokens_lost": "tokens that did not arrive and were computed",
     "tokens_stored": "tokens that the gateway has after a store",
     "load_outages": "loads that the gateway did not answer",
@@ -34,15 +38,22 @@ COUNTERS: Final = {
 }
 """Every counter, and what it counts."""
 
+GAUGES: Final = {
+    "load_bytes_per_second": "bytes of chunks that arrive in a second of a load, waiting included",
+    "prefill_tokens_per_second": "tokens of a prompt that the engine computes in a second",
+}
+"""Every gauge, and what it shows. Those of the guard `kvgw.engines.breakeven`, once it can decide."""
+
 
 class Counters:
-    """Counts of one process, by the names in `COUNTERS`. Any thread may call it."""
+    """Counts and gauges of one process, by the names in `COUNTERS` and `GAUGES`. Any thread may call it."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
         self._lock = threading.Lock()
         self._total: Counter[str] = Counter()
         self._taken: Counter[str] = Counter()
+        self._shown: dict[str, float] = {}
         self._told: set[tuple[str, str]] = set()
 
     def add(self, name: str, count: int = 1) -> None:
@@ -61,6 +72,19 @@ class Counters:
                 self._told.add((name, sentence))
         if new:
             self._logger.warning("kvgw: %s: %s", name, sentence)
+
+    def show(self, name: str, value: float | None) -> None:
+        """Set the gauge `name`; None leaves it as it is."""
+        assert name in GAUGES, name
+        if value is not None:
+            with self._lock:
+                self._shown[name] = value
+
+    @property
+    def gauges(self) -> dict[str, float]:
+        """Every gauge that was set."""
+        with self._lock:
+            return dict(self._shown)
 
     def total(self, name: str) -> int:
         """Everything that was added to a counter."""

@@ -19,6 +19,8 @@ from kvgw.errors import FormatError
 
 WEIGHTS: Final = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
 TOKENIZER: Final = ("tokenizer*", "*vocab*", "merges.txt", "*.model", "tekken.json", "*_tokens*.json")
+MEDIA: Final = ("*processor*.json", "config.json", "params.json")
+"""What makes a model's input from images and sounds."""
 ADAPTER: Final = ("adapter_config.json", "adapter_model.*", "new_embeddings.*")
 
 

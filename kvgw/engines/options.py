@@ -8,6 +8,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from kvgw.engines.breakeven import BreakEven
 from kvgw.engines.tenants import Credential, TenantMap, read_tenants
 from kvgw.errors import FormatError
 
@@ -33,6 +34,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     store: bool = True
     """False: read only."""
     lookup_deadline_s: Seconds = 0.5
+    wait_deadline_s: Annotated[float, Meta(ge=0, le=240)] = 0.0
+    """How much longer a request of an engine that only reads waits for chunks that are not there yet; 0: not at all."""
     load_deadline_s: Seconds = 10.0
     store_deadline_s: Seconds = 30.0
     lease_s: Annotated[float, Meta(ge=0, le=60)] = 30.0
@@ -41,12 +44,22 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Host memory for chunks on their way out, of each worker. What does not fit is not stored."""
     load_bytes: Annotated[int, Meta(ge=1)] = 256 * 1024 * 1024
     """Host memory for chunks on their way in, of each worker. What does not fit waits."""
+    break_even: bool = True
+    """Decline what would be loaded slower than it is computed."""
+    prefill_tokens_per_s: Annotated[float, Meta(gt=0)] | None = None
+    """How fast the engine computes prompts; None: as measured, where the adapter can see it."""
+    shared_memory: bool = False
+    """Move chunks through memory that a gateway at ``unix:`` lends, as far as it does."""
     digest_dir: str | None = None
     """Where digests of model files are remembered; None: ``kvgw/digests`` in the user's cache folder."""
 
     @property
     def endpoints(self) -> list[str]:
         return [self.endpoint] if isinstance(self.endpoint, str) else self.endpoint
+
+    def guard(self) -> BreakEven:
+        """A new judge of whether hits pay."""
+        return BreakEven(on=self.break_even, prefill_tokens_per_s=self.prefill_tokens_per_s)
 
     def tenants(self) -> TenantMap:
         """Whose a request is. Raises `FormatError` for a map that cannot be read."""

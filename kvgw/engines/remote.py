@@ -18,8 +18,9 @@ from kvgw.engines.tenants import TenantMap
 from kvgw.errors import Code, KvgwError, Outage, RequestRefused
 from kvgw.kvformat import KVFormat
 from kvgw.model import KEYS_MAX, Outcome
-from kvgw.reports import Registered
+from kvgw.reports import PutReport, Registered
 from kvgw.runtime import Clock
+from kvgw.transport import CONNECTIONS_DEFAULT
 
 _PERIOD_MAX_S: Final = 5.0
 """A gateway that is back is noticed after so long at the latest."""
@@ -36,16 +37,39 @@ class Found:
 class Remote:
     """Reads and writes chunks of many tenants. Owned by one event loop."""
 
-    def __init__(self, options: EngineOptions, tenants: TenantMap, counters: Counters, clock: Clock) -> None:
+    def __init__(
+        self,
+        options: EngineOptions,
+        tenants: TenantMap,
+        counters: Counters,
+        clock: Clock,
+        *,
+        connections: int = CONNECTIONS_DEFAULT,
+    ) -> None:
+        """`connections`: of each tenant to each gateway, and so many calls at once."""
         self._options = options
+        self._connections = connections
         self._tenants = tenants
         self._counters = counters
         self._clock = clock
         self._clients: dict[str, Client] = {}
         self._registered: dict[tuple[str, bytes], Registered] = {}
 
-    async def match(self, tenant: str, formats: Sequence[KVFormat], keys: Sequence[bytes], until: float) -> Found:
-        """The leading run of `keys` that every one of `formats` has, shielded for the time of the lease."""
+    async def match(
+        self,
+        tenant: str,
+        formats: Sequence[KVFormat],
+        keys: Sequence[bytes],
+        until: float,
+        *,
+        public: bool = False,
+        wait: bool = False,
+    ) -> Found:
+        """The leading run of `keys` that every one of `formats` has, shielded for the time of the lease.
+
+        `public`: the public namespaces of the map are asked for what the tenant's own lacks; nothing shields that.
+        `wait`: for all of `keys` until the deadline, in the tenant's own namespace.
+        """
         count = 0
         try:
             client = self._client(tenant)
@@ -53,7 +77,13 @@ class Remote:
             for start in range(0, len(keys), KEYS_MAX):
                 page = keys[start : start + KEYS_MAX]
                 lease_ms = int(self._options.lease_s * 1000)
-                match = await client.match(registered, page, lease_ms=lease_ms, deadline_s=self._left(until))
+                left = self._left(until)
+                if wait:
+                    match = await client.wait(registered, page, lease_ms=lease_ms, deadline_s=left)
+                else:
+                    match = await client.match(
+                        registered, page, lease_ms=lease_ms, public=self._public(public), deadline_s=left
+                    )
                 if match.outcome is Outcome.OUTAGE:
                     self._counters.reason("lookup_outages", match.reason)
                     return Found(0, answered=False)
@@ -69,13 +99,20 @@ class Remote:
         return Found(count, answered=True)
 
     async def get(
-        self, tenant: str, kv_format: KVFormat, keys: Sequence[bytes], into: Sequence[memoryview], until: float
+        self,
+        tenant: str,
+        kv_format: KVFormat,
+        keys: Sequence[bytes],
+        into: Sequence[memoryview],
+        until: float,
+        *,
+        public: bool = False,
     ) -> int:
         """Read chunks into buffers of exactly ``chunk_bytes`` bytes; how many leading ones hold their chunk now."""
         try:
             client = self._client(tenant)
             registered = await self._register(client, tenant, kv_format, until)
-            report = await client.get(registered, keys, into, deadline_s=self._left(until))
+            report = await client.get(registered, keys, into, public=self._public(public), deadline_s=self._left(until))
         except KvgwError as error:
             await self._failed(tenant, "load_outages", error)
             return 0
@@ -106,9 +143,7 @@ class Remote:
         except KvgwError as error:
             await self._failed(tenant, "store_outages", error)
             return 0
-        if report.stored < len(keys):
-            name = "store_outages" if report.outcome is Outcome.OUTAGE else "chunks_refused"
-            self._counters.reason(name, report.reason or "the gateway did not take a chunk", len(keys) - report.stored)
+        self._not_taken(report, len(keys) - report.stored)
         return report.stored
 
     async def aclose(self) -> None:
@@ -119,6 +154,14 @@ class Remote:
         for client in clients:
             await client.aclose()
 
+    def _not_taken(self, report: PutReport, count: int) -> None:
+        if count:
+            name = "store_outages" if report.outcome is Outcome.OUTAGE else "chunks_refused"
+            self._counters.reason(name, report.reason or "the gateway did not take a chunk", count)
+
+    def _public(self, wanted: bool) -> tuple[str, ...]:
+        return self._tenants.public if wanted else ()
+
     def _client(self, tenant: str) -> Client:
         if tenant not in self._clients:
             credential = self._tenants.credential(tenant)
@@ -127,7 +170,10 @@ class Remote:
                 token=credential.token(),
                 ca_file=self._options.ca_file,
                 options=ClientOptions(
-                    namespace=credential.namespace, breaker=BreakerOptions(period_max_s=_PERIOD_MAX_S)
+                    namespace=credential.namespace,
+                    breaker=BreakerOptions(period_max_s=_PERIOD_MAX_S),
+                    connections=self._connections,
+                    shared_memory=self._options.shared_memory,
                 ),
             )
         return self._clients[tenant]

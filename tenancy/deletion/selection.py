@@ -180,7 +180,12 @@ def _check_walk(connection: Connection, in_format: Sequence[ColumnElement[bool]]
 def _check_chain(rows: Sequence[_Link], start: bytes, depth: int) -> None:
     there = {key for key, _, _ in rows}
     there.add(start)
-    loose = sum(1 for _, parent, behind in rows if behind > depth and parent not in there)
+    # The depth of an entry of unknown descent says nothing: it may follow any other.
+    loose = sum(
+        1
+        for key, parent, behind in rows
+        if key != start and parent not in there and (behind > depth or (parent is None and behind > 0))
+    )
     if loose:
         raise DeletionUnsupported(
             f"unsupported: {loose} entries of this KV format may follow the key, but their predecessor is not known "

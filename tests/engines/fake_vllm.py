@@ -21,6 +21,7 @@ from kvgw.engines.vllm.worker import WorkerHalf
 from kvgw.kvformat import KVFormat, LayerGroup
 from kvgw.runtime import SystemClock
 from tests.engines.test_vllm_format import FACTS
+from tests.support.manual_clock import ManualClock
 
 BLOCK = 4
 CHUNK = 16
@@ -62,10 +63,22 @@ class Served:
 class FakeVllm:
     """One engine with `ranks` workers. Blocking: call it in a thread."""
 
-    def __init__(self, options: EngineOptions, *, ranks: int = 1, blocks: int = 64, **changes: Any) -> None:
+    def __init__(
+        self,
+        options: EngineOptions,
+        *,
+        ranks: int = 1,
+        blocks: int = 64,
+        clock: ManualClock | None = None,
+        token_s: float = 0.0,
+        **changes: Any,
+    ) -> None:
+        """`clock`: a virtual one, on which a token takes `token_s` seconds to compute."""
         self.counters = Counters(logging.getLogger("test"))
-        tenants, clock = options.tenants(), SystemClock()
-        self.scheduler = SchedulerHalf(options, tenants, self.counters, clock, block_tokens=BLOCK, digest_dir=None)
+        tenants = options.tenants()
+        self._clock, self._token_s = clock, token_s
+        now = clock or SystemClock()
+        self.scheduler = SchedulerHalf(options, tenants, self.counters, now, block_tokens=BLOCK, digest_dir=None)
         self.formats = formats(ranks, **changes)
         self.caches = [[torch.full((blocks, HEADS, BLOCK, SIZE), -1.0) for _ in range(LAYERS)] for _ in range(ranks)]
         self.workers = [
@@ -73,7 +86,7 @@ class FakeVllm:
                 options,
                 tenants,
                 self.counters,
-                clock,
+                now,
                 kv_format=kv_format,
                 caches=Paged(caches, blocks),
                 blocks_per_chunk=CHUNK // BLOCK,
@@ -92,6 +105,7 @@ class FakeVllm:
             "prompt_token_ids": list(tokens),
             "num_tokens": len(tokens),
             "num_preemptions": 0,
+            "num_output_tokens": 0,
             "mm_features": [],
             "prompt_embeds": None,
             "pooling_params": None,
@@ -135,8 +149,11 @@ class FakeVllm:
             count = min(step, len(tokens) - computed)
             plan = self._plan(request, blocks, computed, count, new)
             self._compute(tokens, blocks, computed, computed + count)
+            if self._clock is not None:
+                self._clock.advance(count * self._token_s)
             self._start(plan)
             computed, new = computed + count, False
+        request.num_output_tokens = 1
         self.scheduler.finished(request.request_id)
         assert all(worker.drain(10) for worker in self.workers)
         return served
@@ -170,6 +187,7 @@ class FakeVllm:
             while worker.finished_loads() != {request.request_id}:
                 time.sleep(0.001)
             served.bad |= worker.take_bad_blocks()
+            self.scheduler.measured(worker.take_loaded())
         served.loaded = tokens
         self.scheduler.lost(served.bad)
         if served.bad and self._computed(blocks, served.bad, local + tokens) == 0:
@@ -217,6 +235,7 @@ class FakeVllm:
 
 
 def _step(new: Sequence[Any] = (), running: Any = None, scheduled: dict[str, int] | None = None) -> SimpleNamespace:
+    """What vLLM's scheduler says of a step, as far as the connector reads it."""
     nobody = SimpleNamespace(req_ids=[], new_block_ids=[], resumed_req_ids=set(), num_computed_tokens=[])
     return SimpleNamespace(
         scheduled_new_reqs=list(new),

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -28,9 +29,13 @@ from lmcache.v1.memory_allocators.tensor_memory_allocator import TensorMemoryAll
 from lmcache.v1.memory_management import MemoryFormat, MemoryObj
 from lmcache.v1.platform import consume_fd
 
+from kvgw.engines.breakeven import SAMPLES_MIN
+from kvgw.engines.lmcache import adapter as lmcache_adapter
+from kvgw.engines.lmcache.format import engine_key
 from kvgw.engines.testing import CHUNKS, SCENARIOS
 from kvgw.errors import FormatError
 from tests.engines.bench import DEADLINES_S, Gateway, content, gateway
+from tests.support.served import kvgw
 
 pytestmark = pytest.mark.engine
 
@@ -162,7 +167,9 @@ class LmcacheBench:
         yield {"server": {"kv_rank": ObjectKey.ComputeKVRank(4, 0, 4, 0)}}
         yield {"server": {"object_group_id": 1}}
         yield {"server": {"shape": (2, 256, 3, 8)}}
-        yield {"server": {"dtype": torch.float16}}
+        yield {"version": "0.99.0"}
+        for dtype in (torch.float16, torch.float8_e4m3fn, torch.float8_e5m2):
+            yield {"server": {"dtype": dtype}}
         yield {"server": {"cache_salt": "someone"}}
 
     @contextmanager
@@ -174,7 +181,8 @@ class LmcacheBench:
         who = {"cache_salt": f"{tenant}-secret"} if tenant else {}
         params = {"compatibility": self.name, "tenants_file": str(tenants), **changes.get("params", {})}
         config = adapter_config(self.served, **params)
-        with created(config) as adapter:
+        version = changes.get("version", lmcache_adapter.lmcache_version)
+        with mock.patch.object(lmcache_adapter, "lmcache_version", version), created(config) as adapter:
             yield Server(adapter, **{**who, **changes.get("server", {})})
 
 
@@ -262,6 +270,46 @@ def test_usage_by_salt_and_deletion(bench: LmcacheBench) -> None:
         assert red.adapter.get_usage().total_bytes_used == 2 * size, "what may still be there is still counted"
         status = red.adapter.report_status()
         assert status["objects_tracked"] == 2
+
+
+def test_a_deletion_by_prefix_is_refused(bench: LmcacheBench) -> None:
+    """A store has chunks of several prompts, in no order that tells which follows which."""
+    with bench.adapter(tenant="red") as red:
+        keys = [key for prompt in (1, 2) for key in red.keys(prompt, 2)]
+        with red.objects(1, len(keys)) as objects:
+            task = red.adapter.submit_store_task(keys, objects)
+            assert red.wait(red.adapter.get_store_event_fd(), lambda: red._popped(task), DEADLINES_S[2]).is_successful()
+        (kv_format,) = red.adapter._formats.values()
+        fingerprint = red.adapter._loop.call(lambda: _fingerprint(red.adapter, kv_format), 5)
+        folder = str(bench.served.folder)
+        for key in keys:
+            name = engine_key(key.chunk_hash, red.adapter._tenants.resolve(key.cache_salt, None)[1])
+            prefix = ("--format", fingerprint.hex(), "--prefix", name.hex())
+            run = kvgw("delete", "--tenant", "red", *prefix, "--data", folder)
+            assert run.returncode != 0
+            assert "unsupported" in run.stderr + run.stdout
+        assert red.found(1, 2) == 2, "refused is not half done"
+
+
+async def _fingerprint(adapter: Any, kv_format: Any) -> bytes:
+    registered = await adapter._remote._register(adapter._remote._client("red-secret"), "red-secret", kv_format, 1e12)
+    return bytes(registered.fingerprint)
+
+
+def test_hits_that_load_slower_than_the_told_speed_are_declined(bench: LmcacheBench) -> None:
+    with bench.adapter({"params": {"prefill_tokens_per_s": 1e9}}) as server:
+        assert server.store(1, CHUNKS) == CHUNKS
+        for _ in range(SAMPLES_MIN):
+            assert server.found(1, CHUNKS) == CHUNKS
+            assert all(server.load(1, CHUNKS))
+        assert server.found(1, CHUNKS) == 0
+        status = server.adapter.report_status()
+        assert status["hits_declined"] == 1
+        assert status["load_bytes_per_second"] > 0
+    with bench.adapter({"params": {"prefill_tokens_per_s": 1e9, "break_even": False}}) as server:
+        for _ in range(SAMPLES_MIN):
+            assert all(server.load(1, CHUNKS))
+        assert server.found(1, CHUNKS) == CHUNKS
 
 
 def test_health_follows_the_gateway(bench: LmcacheBench) -> None:

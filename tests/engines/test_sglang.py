@@ -9,11 +9,13 @@ import hashlib
 import json
 import queue
 import threading
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -23,6 +25,7 @@ pytest.importorskip(
 )
 
 import torch
+from sglang.srt.lora.lora_registry import LoRARef
 from sglang.srt.managers.cache_controller import HiCacheController, PrefetchOperation, StorageOperation
 from sglang.srt.mem_cache.hicache_storage import (
     HiCacheStorageConfig,
@@ -30,14 +33,19 @@ from sglang.srt.mem_cache.hicache_storage import (
     HiCacheStorageFailureInjector,
     PoolName,
 )
+from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
 from sglang.srt.mem_cache.utils import get_storage_hash_str
 
+from kvgw.engines.breakeven import SAMPLES_MIN
 from kvgw.engines.sglang import KvgwHiCache
+from kvgw.engines.sglang import backend as sglang_backend
+from kvgw.engines.tenants import OWN
 from kvgw.engines.testing import CHUNKS, SCENARIOS
 from kvgw.errors import FormatError
 from tests.engines.bench import DEADLINES_S, Gateway, content, gateway
 from tests.engines.sglang_pool import mha_pool, mla_pool
+from tests.support.served import kvgw
 
 pytestmark = pytest.mark.engine
 
@@ -166,7 +174,11 @@ class SglangBench:
             yield {"extra": {setting: "another"}}
         yield {"config": {"tp_size": 4}}
         yield {"config": {"pp_size": 2, "pp_rank": 1}}
-        yield {"pool": {"dtype": torch.float16}}
+        yield {"version": "0.99.0"}
+        for dtype in (torch.float16, torch.float8_e4m3fn, torch.float8_e5m2):
+            yield {"pool": {"dtype": dtype}}
+        for name in ("fp8_e4m3", "fp8_e5m2"):  # a pool that says only that it has bytes
+            yield {"pool": {"dtype": torch.uint8}, "extra": {"kv_dtype": name, "compatibility": name}}
         yield {"pool": {"layout": "page_first_direct"}}
         yield {"pool": {"page_size": 4}}
         yield {"pool": {"layers": 2}}
@@ -182,7 +194,8 @@ class SglangBench:
         who = {"token_file": str(self.served.tokens[tenant])} if tenant in self.served.tokens else {}
         extra = extra_config(self.served, **{"compatibility": self.name, **who, **changes.get("extra", {})})
         config = storage_config(extra, is_mla_model=self.kind == "mla", **changes.get("config", {}))
-        with attached(config, pool) as backend:
+        version = changes.get("version", sglang_backend.sglang_version)
+        with mock.patch.object(sglang_backend, "sglang_version", version), attached(config, pool) as backend:
             assert isinstance(backend, (KvgwHiCache, HiCacheStorageFailureInjector))
             yield Server(backend, pool)
 
@@ -234,6 +247,41 @@ def test_a_long_prompt_in_batches_and_few_windows(bench: SglangBench) -> None:
         stats = server.backend.get_stats()
         assert (stats.backup_pgs, stats.prefetch_pgs) == ([5, 5], [10])
         assert server.backend.get_stats().prefetch_pgs == []
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_deletion_by_prefix_is_refused_where_pages_name_no_predecessor(bench: SglangBench, told: bool) -> None:
+    """As without ``hicache_storage_pass_prefix_keys``: the second batch could follow anything."""
+    with bench.adapter() as server:
+        keys, indices, half = hashes(1, 4), server.indices(4), 2 * server.pool.page_size
+        server.fill(indices, 1)
+        for first, here in ((0, indices[:half]), (2, indices[half:])):
+            before = HiCacheStorageExtraInfo(keys[:first]) if told else None
+            assert all(server.backend.batch_set_v1(keys[first : first + 2], here, before))
+        kv_format = server.backend._format
+        registered = server.backend._loop.call(
+            lambda: server.backend._remote._register(server.backend._remote._client(OWN), OWN, kv_format, 1e12), 5
+        )
+        prefix = ("--format", registered.fingerprint.hex(), "--prefix", keys[1])
+        run = kvgw("delete", *prefix, "--data", str(bench.served.folder))
+        assert (run.returncode == 0) is told, run.stdout + run.stderr
+        assert ("unsupported" in run.stdout + run.stderr) is not told
+        assert server.found(1, 4) == (1 if told else 4)
+
+
+def test_hits_that_load_slower_than_the_told_speed_are_declined(bench: SglangBench) -> None:
+    with bench.adapter({"extra": {"prefill_tokens_per_s": 1e9}}) as server:
+        assert server.store(1, CHUNKS) == CHUNKS
+        for _ in range(SAMPLES_MIN):
+            assert server.found(1, CHUNKS) == CHUNKS
+            assert all(server.load(1, CHUNKS))
+        assert server.found(1, CHUNKS) == 0
+        assert server.backend._counters.total("hits_declined") == 1
+        assert server.backend._counters.gauges["load_bytes_per_second"] > 0
+    with bench.adapter({"extra": {"prefill_tokens_per_s": 1e9, "break_even": False}}) as server:
+        for _ in range(SAMPLES_MIN):
+            assert all(server.load(1, CHUNKS))
+        assert server.found(1, CHUNKS) == CHUNKS
 
 
 @pytest.mark.parametrize("layout", ["page_first", "layer_first"])
@@ -325,6 +373,20 @@ def test_what_cannot_be_served_is_refused_when_it_is_attached(mha: SglangBench) 
         pass
     with mha.adapter() as server, pytest.raises(FormatError, match="mamba"):
         server.backend.register_mem_host_pool_v2(server.pool, PoolName.MAMBA)
+
+
+def test_adapters_have_pages_of_their_own(mha: SglangBench) -> None:
+    """Laws 2 and 6. SGLang's own page keys, from its own ids of adapters; what is in their folders it tells nobody."""
+    ids = [LoRARef.deterministic_id(name, f"/adapters/{name}") for name in ("a", "b")]
+    prompts = [RadixKey(array("q", range(32)), extra_key=key) for key in (None, *ids)]
+    chains = [get_storage_hash_str(prompt, None, page_size=8) for prompt in prompts]
+    with mha.adapter() as server:
+        for number, chain in enumerate(chains):
+            assert len(chain) == CHUNKS
+            assert server.backend.batch_exists(chain, HiCacheStorageExtraInfo([])) == 0, number
+            indices = server.indices(CHUNKS)
+            server.fill(indices, number)
+            assert all(server.backend.batch_set_v1(chain, indices, HiCacheStorageExtraInfo([])))
 
 
 class Controller(HiCacheController):

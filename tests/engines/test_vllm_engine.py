@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import random
 import signal
-import statistics
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.engines import vllm_engine
-from tests.engines.vllm_engine import engine, server, transfer_config
+from tests.engines.tiny_model import prompt
+from tests.engines.vllm_engine import ROOMY, endpoint, engine, transfer_config
 from tests.support.served import Served, kvgw, served
 
 pytestmark = [
@@ -23,121 +20,12 @@ pytestmark = [
     pytest.mark.skipif(not vllm_engine.PYTHON, reason="vLLM has an environment of its own: make test-engines"),
 ]
 
-ROOMY = """
-[server]
-http = ""
-[staging]
-bytes = 268435456
-[nvme]
-capacity_bytes = 1073741824
-min_free_bytes = 0
-"""
-DEMO = vllm_engine.ROOT / "docs" / "demo"
-
-
-def endpoint(gateway: Served) -> str:
-    return f"unix:{gateway.folder / 'kvgw.sock'}"
-
-
-@pytest.fixture
-def gateway(tmp_path: Path) -> Iterator[Served]:
-    with served(tmp_path / "data", settings=ROOMY) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Llama whose next token depends on the whole prompt; it has no tokenizer."""
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=512,
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=4096,
-        initializer_range=0.3,
-    )
-    folder = tmp_path_factory.mktemp("tiny")
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
-
-
-def prompt(number: int, tokens: int = 1100) -> list[int]:
-    """Four whole chunks of 256 tokens, and more."""
-    chance = random.Random(number + 1)
-    return [chance.randrange(3, 500) for _ in range(tokens)]
-
 
 @pytest.fixture(scope="module")
 def right(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[int]]:
     """What an engine without connector and without prefix cache answers to `prompt` (0 … 3)."""
     with engine(tiny, tmp_path_factory.mktemp("right"), None, enable_prefix_caching=False) as cold:
         return {number: cold.ask(prompt(number))[0] for number in range(4)}
-
-
-@pytest.fixture(scope="module")
-def smollm() -> tuple[Path, list[list[int]]]:
-    """SmolLM2-135M-Instruct, and three questions about one document of about 1,440 tokens."""
-    transformers = pytest.importorskip("transformers")
-    sys.path.insert(0, str(DEMO))
-    try:
-        from corpus import prompts
-        from model import ModelUnavailable, default_cache, prepare_model
-
-        folder: Path = prepare_model(default_cache())
-        return folder, prompts(transformers.AutoTokenizer.from_pretrained(folder))
-    except ModelUnavailable as error:
-        pytest.skip(str(error))
-    finally:
-        sys.path.remove(str(DEMO))
-
-
-@pytest.mark.smoke
-@pytest.mark.filterwarnings("default")  # transformers' own deprecations
-def test_a_second_process_takes_the_prompt_from_the_gateway(
-    tmp_path: Path, gateway: Served, smollm: tuple[Path, list[list[int]]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Fp32: the same greedy tokens as a cold engine without connector, for three questions.
-
-    The first process is the server of the documentation, whose scheduler and worker are processes of their own.
-    """
-    model, questions = smollm
-    config = transfer_config(endpoint(gateway))
-    with engine(model, tmp_path, None, enable_prefix_caching=False) as cold:
-        right = [cold.answer(question, 24) for question in questions]
-    with server(model, tmp_path, config) as first:
-        stored = [first.answer(question, 24) for question in questions]
-        assert first.metric("vllm:external_prefix_cache_hits_total") == 0
-        assert first.metric("vllm:kvgw_tokens_stored_total") == 1280
-    with engine(model, tmp_path, config, enable_prefix_caching=False, skip_tokenizer_init=False) as second:
-        reused = [second.answer(questions[0], 24)]
-        hits = second.external_hits()
-        reused += [second.answer(question, 24) for question in questions[1:]]
-    assert hits >= 1280
-    assert [answer.tokens for answer in stored] == [answer.tokens for answer in right]
-    assert [answer.tokens for answer in reused] == [answer.tokens for answer in right]
-    seconds = [statistics.median(answer.ttft_s for answer in answers) for answers in (right, reused)]
-    with capsys.disabled():
-        print(f"\nTTFT, median of 3: cold {seconds[0]:.2f} s, reused {seconds[1]:.2f} s; {hits} tokens reused")
-
-
-@pytest.mark.filterwarnings("default")
-def test_a_server_takes_what_another_stored(
-    tmp_path: Path, gateway: Served, smollm: tuple[Path, list[list[int]]]
-) -> None:
-    model, questions = smollm
-    config = transfer_config(endpoint(gateway))
-    with server(model, tmp_path, config) as first:
-        right = first.answer(questions[0], 8)
-    with server(model, tmp_path, config) as second:
-        assert second.answer(questions[0], 8).tokens == right.tokens
-        assert second.metric("vllm:external_prefix_cache_hits_total") == 1280
-        assert second.metric("vllm:kvgw_tokens_loaded_total") == 1280
 
 
 def test_a_second_engine_loads_and_a_third_of_another_revision_does_not(

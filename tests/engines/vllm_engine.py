@@ -17,12 +17,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
+from tests.support.served import Served
+
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "docs" / "engines" / "vllm-kv-transfer.json"
 """The configuration that the documentation shows."""
 PYTHON = os.environ.get("KVGW_TEST_VLLM", "")
 """The interpreter of an environment with vLLM; see `make test-engines`."""
-START_S = 240.0
+START_S = 420.0
+ROOMY = """
+[server]
+http = ""
+[staging]
+bytes = 268435456
+[nvme]
+capacity_bytes = 1073741824
+min_free_bytes = 0
+"""
+"""Settings of a gateway that has room for everything."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +45,17 @@ class Answer:
     ttft_s: float
 
 
-def transfer_config(endpoint: str, **changes: Any) -> dict[str, Any]:
+def endpoint(gateway: Served) -> str:
+    return f"unix:{gateway.folder / 'kvgw.sock'}"
+
+
+def transfer_config(endpoint: str, *, sample: Path = SAMPLE, **changes: Any) -> dict[str, Any]:
     """The documentation's sample, for the gateway at `endpoint`."""
-    config = json.loads(SAMPLE.read_text(encoding="utf-8"))
+    config = json.loads(sample.read_text(encoding="utf-8"))
     # A machine that runs engine, gateway and tests on two cores answers late; the default is for one that does not.
-    config["kv_connector_extra_config"].update({"endpoint": endpoint, "lookup_deadline_s": 10.0, **changes})
+    # And a tiny model may compute faster than such a machine loads.
+    plain = {"endpoint": endpoint, "lookup_deadline_s": 10.0, "break_even": False}
+    config["kv_connector_extra_config"].update({**plain, **changes})
     return config
 
 
@@ -45,6 +65,8 @@ def environment(work: Path) -> dict[str, str]:
         **kept,
         "PYTHONPATH": str(ROOT),
         "XDG_CACHE_HOME": str(work / "cache"),
+        # What vLLM finds out about its own model classes, in fifteen seconds, it need not find out again.
+        "VLLM_CACHE_ROOT": str(Path(PYTHON).parents[1] / ".cache"),
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -64,9 +86,21 @@ class Engine:
     def log(self) -> str:
         return self._log.read_text(encoding="utf-8", errors="replace")
 
-    def ask(self, *prompts: Sequence[int], max_tokens: int = 16, cache_salt: str | None = None) -> list[list[int]]:
-        """Greedy tokens after each of the prompts, which run at once."""
-        answers = self._exchange({"prompts": prompts, "max_tokens": max_tokens, "cache_salt": cache_salt})
+    def ask(
+        self,
+        *prompts: Sequence[int],
+        max_tokens: int = 16,
+        cache_salt: str | None = None,
+        lora: tuple[str, int, str] | None = None,
+        pace_s: float = 0.0,
+    ) -> list[list[int]]:
+        """Greedy tokens after each of the prompts, which run at once.
+
+        `lora`: an adapter's name, number and folder. `pace_s`: rest between the engine's steps, during which what is
+        beside them goes on.
+        """
+        question = {"prompts": prompts, "max_tokens": max_tokens, "cache_salt": cache_salt, "lora": lora}
+        answers = self._exchange({**question, "pace_s": pace_s})
         return [answer["tokens"] for answer in answers]
 
     def answer(self, prompt: Sequence[int], max_tokens: int) -> Answer:
@@ -82,6 +116,22 @@ class Engine:
         """Tokens that came from the gateway instead of being computed."""
         return int(self.metrics()["vllm:external_prefix_cache_hits"])
 
+    def become(
+        self, model: Path, transfer: dict[str, Any] | None, *, version: str | None = None, **options: Any
+    ) -> None:
+        """End the engine and start another one in the same process, which is faster. `version`: what it says it is."""
+        assert self._exchange({"become": configuration(model, transfer, options), "version": version}) == "ready"
+
+    def kill(self) -> None:
+        """SIGKILL, at once."""
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def cpu_s(self) -> float:
+        """CPU seconds of the process so far, in all its threads."""
+        times = psutil.Process(self._process.pid).cpu_times()
+        return times.user + times.system
+
     def _exchange(self, question: dict[str, Any]) -> Any:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(question) + "\n")
@@ -95,11 +145,16 @@ class Engine:
         return json.loads(line)
 
 
+def configuration(model: Path, transfer: dict[str, Any] | None, options: dict[str, Any]) -> dict[str, Any]:
+    """What every engine is started with, and its `options`."""
+    config = {"model": str(model), "dtype": "float32", "max_model_len": 4096, "enforce_eager": True, "block_size": 32}
+    return config | {"skip_tokenizer_init": True, "kv_transfer_config": transfer} | options
+
+
 @contextmanager
 def engine(model: Path, work: Path, transfer: dict[str, Any] | None, **options: Any) -> Iterator[Engine]:
     """An engine in fp32 that is ready; its log is in `work`."""
-    config = {"model": str(model), "dtype": "float32", "max_model_len": 4096, "enforce_eager": True, "block_size": 32}
-    config |= {"skip_tokenizer_init": True, "kv_transfer_config": transfer} | options
+    config = configuration(model, transfer, options)
     log = work / f"engine-{time.monotonic_ns()}.log"
     with log.open("wb") as errors:
         process = subprocess.Popen(

@@ -18,6 +18,7 @@ from lmcache.v1.distributed.internal_api import L2StoreResult
 from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
 from lmcache.v1.platform import create_event_notifier
 
+from kvgw.engines.breakeven import arrived
 from kvgw.engines.counters import COUNTERS, Counters
 from kvgw.engines.keyed import KeyedRemote
 from kvgw.engines.lmcache.format import Layout, Part, engine_key, format_of, part_of
@@ -37,9 +38,6 @@ logger = init_logger("lmcache.kvgw")
 
 _TRACKED_MAX: Final = 1_000_000
 """Keys whose sizes are remembered for the usage report; older ones are no longer counted."""
-
-_UNKNOWN_DEPTH: Final = 1
-"""Depth of the first chunk of a store, whose predecessor LMCache does not name: deletions by prefix then refuse."""
 
 
 @dataclass(slots=True)
@@ -70,6 +68,7 @@ class KvgwL2(L2AdapterInterface):  # type: ignore[misc]  # LMCache is not instal
         self._stores: Tasks[L2StoreResult] = Tasks(create_event_notifier(), numbers)
         self._lookups: Tasks[Bitmap] = Tasks(create_event_notifier(), numbers)
         self._loads: Tasks[Bitmap] = Tasks(create_event_notifier(), numbers)
+        self._guard = self._options.guard()
         self._lock = threading.Lock()
         self._formats: dict[tuple[Part, Layout], KVFormat] = {}
         self._sizes: OrderedDict[ObjectKey, int] = OrderedDict()
@@ -154,6 +153,7 @@ class KvgwL2(L2AdapterInterface):  # type: ignore[misc]  # LMCache is not instal
             "loads_in_flight": self._loads.in_flight,
             "objects_tracked": len(self._sizes),
             **{name: self._counters.total(name) for name in COUNTERS},
+            **self._counters.gauges,
         }
 
     def close(self) -> None:
@@ -198,11 +198,10 @@ class KvgwL2(L2AdapterInterface):  # type: ignore[misc]  # LMCache is not instal
             rows = self._rows(keys, [self._format_of_object(*pair) for pair in zip(keys, objects, strict=True)])
             for row in rows:
                 chunks = [_bytes(objects[index]) for index in row.indices]
-                count = await self._remote.put(
-                    row.tenant, row.kv_format, row.keys, chunks, parent=None, depth=_UNKNOWN_DEPTH, until=until
-                )
-                stored += [keys[index] for index in row.indices[:count]]
-                self._counters.add("tokens_stored", count * self._options.tokens_per_chunk)
+                # A task has whatever was written since the last one: chunks of several prompts, some of them missing.
+                there = await self._remote.put_each(row.tenant, row.kv_format, row.keys, chunks, until)
+                stored += [keys[row.indices[at]] for at in sorted(there)]
+                self._counters.add("tokens_stored", len(there) * self._options.tokens_per_chunk)
         sizes = {key: one.get_size() for key, one in zip(keys, objects, strict=True)}
         self._remember(stored, sizes)
         return L2StoreResult(success=len(stored) == len(keys), bytes_transferred=sum(sizes[key] for key in stored))
@@ -219,13 +218,20 @@ class KvgwL2(L2AdapterInterface):  # type: ignore[misc]  # LMCache is not instal
             *(self._remote.match(row.tenant, [row.kv_format], row.keys, until) for row in rows)
         )
         found = Bitmap(len(keys))
+        # Rows are the parts that ranks keep of the same tokens.
+        tokens = max((answer.count for answer in answers), default=0) * self._options.tokens_per_chunk
+        nbytes = sum(answer.count * row.kv_format.chunk_bytes for row, answer in zip(rows, answers, strict=True))
+        if tokens and not self._guard.pays(tokens, nbytes, self._clock.monotonic()):
+            self._counters.add("hits_declined")
+            return found
         for row, answer in zip(rows, answers, strict=True):
             found.batched_set(row.indices[: answer.count])
             self._counters.add("tokens_planned", answer.count * self._options.tokens_per_chunk)
         return found
 
     async def _load(self, keys: list[ObjectKey], objects: list[MemoryObj]) -> Bitmap:
-        until = self._clock.monotonic() + self._options.load_deadline_s
+        started = self._clock.monotonic()
+        until = started + self._options.load_deadline_s
         rows = self._rows(keys, [self._format_of_object(*pair) for pair in zip(keys, objects, strict=True)])
         answers = await asyncio.gather(
             *(
@@ -238,6 +244,11 @@ class KvgwL2(L2AdapterInterface):  # type: ignore[misc]  # LMCache is not instal
         loaded = Bitmap(len(keys))
         for row, hits in zip(rows, answers, strict=True):
             loaded.batched_set([row.indices[hit] for hit in hits])
+        seconds = self._clock.monotonic() - started
+        nbytes = sum(len(hits) * row.kv_format.chunk_bytes for row, hits in zip(rows, answers, strict=True))
+        one = arrived(0, rows[0].kv_format.chunk_bytes if rows else 0, seconds, self._options.load_deadline_s)
+        self._guard.loaded(nbytes or one, seconds)
+        self._counters.show("load_bytes_per_second", self._guard.load_bytes_per_s)
         tokens = loaded.popcount() * self._options.tokens_per_chunk
         self._counters.add("tokens_loaded", tokens)
         self._counters.add("tokens_lost", len(keys) * self._options.tokens_per_chunk - tokens)

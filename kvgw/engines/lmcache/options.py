@@ -11,8 +11,10 @@ from kvgw.engines.options import EngineOptions
 from kvgw.engines.tenants import SALT, TenantMap
 from kvgw.errors import FormatError
 
-NOT_HERE: Final = frozenset({"model", "weights", "tokenizer", "digest_dir", "load_bytes", "store_bytes"})
-"""Settings of other adapters: what a model is stands in `models`, and memory for chunks is LMCache's own."""
+NOT_HERE: Final = frozenset(
+    {"model", "weights", "tokenizer", "digest_dir", "load_bytes", "store_bytes", "wait_deadline_s"}
+)
+"""Settings of other adapters: what a model is stands in `models`, memory for chunks is LMCache's own."""
 
 
 class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -50,4 +52,6 @@ def parse_lmcache_options(params: Mapping[str, object]) -> tuple[LmcacheOptions,
     tenants = options.tenants()
     if tenants.by != SALT:
         raise FormatError(f"'by' in {options.tenants_file} must be {SALT!r}: LMCache passes on nothing else")
+    if tenants.public or any(one.publishes for one in tenants.tenants.values()):
+        raise FormatError(f"{options.tenants_file} names public namespaces, and chunks of LMCache are kept in none")
     return options, tenants

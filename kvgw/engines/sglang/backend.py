@@ -11,6 +11,7 @@ import torch
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, HiCacheStorageConfig, HiCacheStorageExtraInfo, PoolName
 from sglang.version import __version__ as sglang_version
 
+from kvgw.engines.breakeven import arrived
 from kvgw.engines.counters import Counters
 from kvgw.engines.loop import LoopThread
 from kvgw.engines.remote import Remote
@@ -52,6 +53,7 @@ class KvgwHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not instal
         self._clock = SystemClock()
         self._loop = LoopThread("kvgw-sglang")
         self._remote = Remote(self._options, self._options.tenants(), self._counters, self._clock)
+        self._guard = self._options.guard()
         self._format: KVFormat | None = None
         self._samples: dict[str, deque[tuple[int, float]]] = {
             name: deque(maxlen=_SAMPLES) for name in ("prefetch", "backup")
@@ -98,7 +100,11 @@ class KvgwHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not instal
             late = isinstance(error, Outage)
             self._counters.reason("lookups_late" if late else "lookups_failed", str(error))
             return 0
-        self._counters.add("tokens_planned", found.count * kv_format.tokens_per_chunk)
+        tokens, nbytes = found.count * kv_format.tokens_per_chunk, found.count * kv_format.chunk_bytes
+        if tokens and not self._guard.pays(tokens, nbytes, self._clock.monotonic()):
+            self._counters.add("hits_declined")
+            return 0
+        self._counters.add("tokens_planned", tokens)
         return found.count
 
     def batch_get_v1(
@@ -112,7 +118,7 @@ class KvgwHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not instal
         self, keys: list[str], host_indices: torch.Tensor, extra_info: HiCacheStorageExtraInfo | None = None
     ) -> list[bool]:
         """Store pages from the host pool; which of them the gateway has now."""
-        before = (extra_info.prefix_keys if extra_info is not None else None) or []
+        before = extra_info.prefix_keys if extra_info is not None else None
         count = self._store(keys, self._pages(host_indices, len(keys)), before)
         return [index < count for index in range(len(keys))]
 
@@ -147,7 +153,7 @@ class KvgwHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not instal
     ) -> bool:
         """Store pages from flat tensors; whether the gateway has all of them now."""
         flat = [value.contiguous() for value in values or []]
-        return len(flat) == len(keys) == self._store(keys, [_tensor(value) for value in flat], [])
+        return len(flat) == len(keys) == self._store(keys, [_tensor(value) for value in flat], None)
 
     def exists(self, key: str) -> bool:
         """Whether a page can be had."""
@@ -180,7 +186,8 @@ class KvgwHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not instal
     def close(self) -> None:
         """End the connections and the thread; the host pool is not used afterwards."""
         ended = self._loop.close(self._remote.aclose)
-        logger.info("kvgw: detached%s: %s", "" if ended else ", one call still runs", self._counters.take())
+        counts = {**self._counters.take(), **self._counters.gauges}
+        logger.info("kvgw: detached%s: %s", "" if ended else ", one call still runs", counts)
 
     def _known_format(self) -> KVFormat:
         if self._format is None:
@@ -218,13 +225,21 @@ class KvgwHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not instal
         except KvgwError as error:
             self._counters.reason("load_outages" if isinstance(error, Outage) else "loads_failed", str(error))
         self._note("prefetch", done, started)
+        if self._format is not None:
+            seconds = self._clock.monotonic() - started
+            nbytes = arrived(done, self._format.chunk_bytes, seconds, self._options.load_deadline_s)
+            self._guard.loaded(nbytes, seconds)
+            self._counters.show("load_bytes_per_second", self._guard.load_bytes_per_s)
         tokens = self._format.tokens_per_chunk if self._format is not None else 0
         self._counters.add("tokens_loaded", done * tokens)
         self._counters.add("tokens_lost", (len(keys) - done) * tokens)
         return done
 
-    def _store(self, keys: Sequence[str], pages: Sequence[Page], before: Sequence[str]) -> int:
-        """Store leading pages, some windows at a time; how many the gateway has now."""
+    def _store(self, keys: Sequence[str], pages: Sequence[Page], before: Sequence[str] | None) -> int:
+        """Store leading pages, some windows at a time; how many the gateway has now.
+
+        `before`: the pages that they follow; None: not known, as at any depth but the first without a parent.
+        """
         if not self._options.store:
             return 0
         if not self._config.is_storage_writer:
@@ -234,8 +249,8 @@ class KvgwHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not instal
         done = 0
         try:
             kv_format = self._known_format()
-            names = [_key(key) for key in [*before, *keys]]
-            ahead = len(before)
+            names = [_key(key) for key in [*(before or ()), *keys]]
+            ahead = len(before or ())
             while done < len(keys):
                 with Transfer(self._outward, self._outward.take(len(keys) - done)) as transfer:
                     first = ahead + done
@@ -246,10 +261,11 @@ class KvgwHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not instal
                     for page, window in zip(pages[done:], transfer.windows, strict=False):
                         page.read(window)
                     chunks, parent = transfer.windows, names[first - 1] if first else None
+                    depth = first + (before is None)
                     stored = transfer.run(
                         self._loop,
-                        lambda part=part, chunks=chunks, parent=parent, first=first: self._remote.put(  # type: ignore[misc]
-                            OWN, kv_format, part, chunks, parent=parent, depth=first, until=until
+                        lambda part=part, chunks=chunks, parent=parent, depth=depth: self._remote.put(  # type: ignore[misc]
+                            OWN, kv_format, part, chunks, parent=parent, depth=depth, until=until
                         ),
                         until - self._clock.monotonic() + _GRACE_S,
                     )

@@ -13,7 +13,7 @@ from kvgw.errors import FormatError
 SGLANGS_OWN: Final = frozenset({"backend_name", "module_path", "class_name", "interface_v1"})
 """What SGLang's loader reads and leaves in the mapping."""
 
-NOT_HERE: Final = frozenset({"tenants_file", "tokens_per_chunk", "digest_dir"})
+NOT_HERE: Final = frozenset({"tenants_file", "tokens_per_chunk", "digest_dir", "wait_deadline_s"})
 """Settings of other adapters: a backend is told no request, and its chunk is a page."""
 
 

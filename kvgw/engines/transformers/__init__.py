@@ -6,7 +6,7 @@
     await reuse.store(input_ids, restored.cache)
 
 For decoder-only models with full attention, one sequence at a time, without padding. What this cannot do right is
-refused with the reason. Needs ``kvgw[transformers]``.
+refused with the reason: docs/engines/transformers.md. Needs ``kvgw[transformers]``.
 """
 
 from kvgw.engines.transformers.identity import ModelIdentity

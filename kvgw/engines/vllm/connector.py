@@ -12,6 +12,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorRole,
+    KVConnectorWorkerMetadata,
     SupportsHMA,
 )
 from vllm.logger import init_logger
@@ -21,7 +22,8 @@ from kvgw.engines.counters import Counters
 from kvgw.engines.options import parse_options
 from kvgw.engines.vllm.facts import check_supported, digest_dir_of, read_facts
 from kvgw.engines.vllm.format import format_of
-from kvgw.engines.vllm.plan import Plan
+from kvgw.engines.vllm.handover import check_waits
+from kvgw.engines.vllm.plan import Loaded, Plan
 from kvgw.engines.vllm.scheduler import SchedulerHalf
 from kvgw.engines.vllm.stats import KvgwPromMetrics, KvgwStats
 from kvgw.engines.vllm.worker import WorkerHalf
@@ -54,6 +56,17 @@ class WorkerFormat(KVConnectorHandshakeMetadata):  # type: ignore[misc]
     canonical: bytes
 
 
+@dataclass
+class WorkerTimes(KVConnectorWorkerMetadata):  # type: ignore[misc]
+    """How long loads took, as vLLM carries it from the workers to the scheduler."""
+
+    loads: list[Loaded]
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerTimes:
+        assert isinstance(other, WorkerTimes)
+        return WorkerTimes(self.loads + other.loads)
+
+
 class KvgwConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     """Keeps the KV of prompts in a gateway and takes it back. See docs/engines/vllm.md.
 
@@ -71,6 +84,7 @@ class KvgwConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             )
         options = parse_options(transfer.kv_connector_extra_config)
         self._options = structs.replace(options, store=options.store and transfer.is_kv_producer)
+        check_waits(self._options)
         self._tenants = self._options.tenants()
         self._counters = Counters(logger)
         self._clock = SystemClock()
@@ -118,9 +132,13 @@ class KvgwConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return StepPlan(self._scheduler.plan(scheduler_output))
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        assert self._scheduler is not None
         if connector_output.invalid_block_ids:
-            assert self._scheduler is not None
             self._scheduler.lost(connector_output.invalid_block_ids)
+        times = connector_output.kv_connector_worker_meta
+        if times is not None:
+            assert isinstance(times, WorkerTimes)
+            self._scheduler.measured(times.loads)
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         assert self._scheduler is not None
@@ -191,6 +209,10 @@ class KvgwConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def get_block_ids_with_load_errors(self) -> set[int]:
         return set() if self._worker is None else self._worker.take_bad_blocks()
 
+    def build_connector_worker_meta(self) -> WorkerTimes | None:
+        loads = [] if self._worker is None else self._worker.take_loaded()
+        return WorkerTimes(loads) if loads else None
+
     def _plan(self) -> Plan:
         metadata = self._get_connector_metadata()
         assert isinstance(metadata, StepPlan)
@@ -200,7 +222,7 @@ class KvgwConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def get_kv_connector_stats(self) -> KvgwStats | None:
         counts = self._counters.take()
-        return KvgwStats(data=counts) if counts else None
+        return KvgwStats(data={**counts, **self._counters.gauges}) if counts else None
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KvgwStats | None:

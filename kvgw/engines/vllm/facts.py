@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import vllm
+from blake3 import blake3
 from vllm.config import get_layers_from_vllm_config
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
 
-from kvgw.engines.identity import TOKENIZER, WEIGHTS, default_digest_dir, folder_digest
+from kvgw.canonical import length_prefixed
+from kvgw.engines.identity import MEDIA, TOKENIZER, WEIGHTS, default_digest_dir, folder_digest
 from kvgw.engines.options import EngineOptions
 from kvgw.engines.vllm.format import EngineFacts
 from kvgw.errors import FormatError
@@ -81,6 +85,7 @@ def read_facts(
         pp_layers=model.get_layers_start_end_indices(parallel_config) if pp.world_size > 1 else None,
         max_context=model.max_model_len,
         lora=_lora(vllm_config.lora_config),
+        media=_media(model, options),
     )
 
 
@@ -143,6 +148,17 @@ def _abi(vllm_config: VllmConfig, layers: Sequence[str], device: torch.device) -
         ("hardware", hardware),
         ("dtype", dtype_name(vllm_config.model_config.dtype)),
     )
+
+
+def _media(model: Any, options: EngineOptions) -> bytes | None:
+    """Digest of all that makes the model's input from an image or sound; None for a model that takes text alone."""
+    config = model.multimodal_config
+    if config is None:
+        return None
+    files = options.weights or _identity(model.model, model.revision, MEDIA, options)
+    settings = json.dumps([config.mm_processor_kwargs, config.media_io_kwargs], sort_keys=True, default=str)
+    parts = (settings.encode(), version("transformers").encode())
+    return blake3(length_prefixed(files.encode() if isinstance(files, str) else files, *parts)).digest()
 
 
 def _lora(config: Any) -> str | None:

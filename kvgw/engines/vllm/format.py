@@ -51,6 +51,8 @@ class EngineFacts:
     max_context: int
     lora: str | None
     """How the engine computes adapters; None where it takes none."""
+    media: bytes | None = None
+    """Digest of how it makes the model's input from images and sounds; None where it takes text alone."""
 
 
 def format_of(facts: EngineFacts, tokens_per_chunk: int) -> KVFormat:
@@ -89,7 +91,7 @@ def format_of(facts: EngineFacts, tokens_per_chunk: int) -> KVFormat:
             engine="vllm",
             engine_abi=";".join(f"{name}={value}" for name, value in facts.abi),
             parallel=facts.parallel,
-            multimodal=None,
+            multimodal=facts.media,
             extra=tuple(extra.items()),
             max_context=facts.max_context,
             pp_layers=facts.pp_layers,

@@ -1,4 +1,4 @@
-"""What the scheduler's half tells the worker's half: which chunks to read into which blocks, and which to store."""
+"""What the halves tell each other: which chunks to read into which blocks, which to store, and how long that took."""
 
 from __future__ import annotations
 
@@ -24,6 +24,16 @@ class Load:
     blocks: list[int]
     skip: int
     """Leading blocks of the first chunk that the engine has already, perhaps shared with other requests."""
+    public: int = 0
+    """Leading `keys` that are those of a public namespace."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a worker tells of a load that ended: bytes that arrived, and how long they took, waiting included."""
+
+    nbytes: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -9,13 +10,14 @@ from functools import partial
 from typing import Final
 
 from kvgw.engines.blocks import Paged
+from kvgw.engines.breakeven import arrived
 from kvgw.engines.counters import Counters
 from kvgw.engines.loop import LoopThread
 from kvgw.engines.options import EngineOptions
 from kvgw.engines.remote import Remote
 from kvgw.engines.tenants import TenantMap
 from kvgw.engines.vllm.format import with_adapter
-from kvgw.engines.vllm.plan import Load, Plan, Store, Whose
+from kvgw.engines.vllm.plan import Load, Loaded, Plan, Store, Whose
 from kvgw.engines.windows import Windows
 from kvgw.errors import FormatError
 from kvgw.kvformat import KVFormat
@@ -24,6 +26,8 @@ from kvgw.runtime import Clock, ThreadWorkers
 
 _BATCH_BYTES: Final = 32 * 1024 * 1024
 """Bytes of one read or write, or one chunk where that is larger."""
+_SAMPLES_MAX: Final = 1024
+"""Measurements kept until the scheduler is told."""
 _DRAIN_S: Final = 5.0
 """How long `close` waits for what is on its way."""
 
@@ -72,11 +76,13 @@ class WorkerHalf:
         self._loading: dict[str, tuple[Load, Future[int]]] = {}
         self._storing: set[Future[None]] = set()
         self._bad: set[int] = set()
+        self._loaded: deque[Loaded] = deque(maxlen=_SAMPLES_MAX)
 
     def start_loads(self, plan: Plan) -> None:
         """Begin to read; `finished_loads` says what has arrived."""
         for load in plan.loads:
-            self._loading[load.request] = load, self._loop.submit(partial(self._load, load))
+            since = self._clock.monotonic()
+            self._loading[load.request] = load, self._loop.submit(partial(self._timed_load, load, since))
 
     def start_stores(self, plan: Plan) -> None:
         """Take the chunks out of the caches and begin to store them.
@@ -111,9 +117,15 @@ class WorkerHalf:
             first_bad = max(chunks * self._per_chunk, load.skip)
             self._bad.update(load.blocks[first_bad:])
             tokens = max(0, chunks * self._format.tokens_per_chunk - load.skip * self._block_tokens)
+            public = max(0, min(chunks, load.public) * self._format.tokens_per_chunk - load.skip * self._block_tokens)
             self._counters.add("tokens_loaded", tokens)
+            self._counters.add("tokens_public", public)
             self._counters.add("tokens_lost", (len(load.blocks) - load.skip) * self._block_tokens - tokens)
         return done
+
+    def take_loaded(self) -> list[Loaded]:
+        """The loads that ended since the last call, as far as they say how fast the gateway is."""
+        return [self._loaded.popleft() for _ in range(len(self._loaded))]
 
     def take_bad_blocks(self) -> set[int]:
         """Blocks of ended loads that hold nothing of use: the engine computes them."""
@@ -143,19 +155,28 @@ class WorkerHalf:
     def _block_tokens(self) -> int:
         return self._format.tokens_per_chunk // self._per_chunk
 
+    async def _timed_load(self, load: Load, since: float) -> int:
+        there = await self._load(load)
+        seconds = self._clock.monotonic() - since
+        nbytes = arrived(there, self._format.chunk_bytes, seconds, self._options.load_deadline_s)
+        self._loaded.append(Loaded(nbytes, seconds))
+        return there
+
     async def _load(self, load: Load) -> int:
         """Read chunk by chunk into the caches; how many leading ones are there."""
         until = self._clock.monotonic() + self._options.load_deadline_s
         kv_format = self._format_of(load.whose)
         there = 0
         while there < len(load.keys):
-            windows = await self._windows(min(self._batch, len(load.keys) - there), until)
+            public = there < load.public
+            end = load.public if public else len(load.keys)
+            windows = await self._windows(min(self._batch, end - there), until)
             if not windows:
                 self._counters.reason("load_outages", "no memory for a load within load_deadline_s")
                 break
             try:
                 keys = load.keys[there : there + len(windows)]
-                got = await self._remote.get(load.whose.tenant, kv_format, keys, windows, until)
+                got = await self._remote.get(load.whose.tenant, kv_format, keys, windows, until, public=public)
                 await self._threads.run(partial(self._scatter, load, there, windows[:got]))
             finally:
                 self._inward.give(windows)
