@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 import kvgw
 from kvgw.admin import audit, deletions, explain, fsck, keys, namespaces, scrub, tenants, tokens, upkeep, usage
 from kvgw.admin.errors import AS_JSON, NOT_READY, RESPONSES, handle_errors
+from kvgw.admin.framing import OneEnd
 from kvgw.admin.seat import Seated
 from kvgw.wiring import Opened
 from tenancy.access import Permission
@@ -44,6 +45,7 @@ def build_app(gateway: Opened) -> FastAPI:
     app = FastAPI(title="kvgw", version=kvgw.__version__, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.gateway = gateway
     handle_errors(app)
+    app.add_middleware(OneEnd)
     app.add_api_route("/livez", _livez, methods=["GET"], response_class=PlainTextResponse)
     app.add_api_route("/readyz", _readyz, methods=["GET"], response_model=None, responses=NOT_READY)
     app.add_api_route("/metrics", _metrics, methods=["GET"], response_class=PlainTextResponse, responses=AS_JSON)

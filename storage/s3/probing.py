@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import secrets
 from collections.abc import Awaitable, Callable
@@ -23,8 +24,11 @@ from storage.s3.options import S3Options
 _CONTENT: Final = b"kvgw probes this bucket"
 _OTHER_MD5: Final = base64.b64encode(bytes(16)).decode()
 
-_REFUSALS: Final = frozenset({"BadDigest", "InvalidDigest", "PreconditionFailed", "412"})
+_REFUSALS: Final = frozenset(
+    {"BadDigest", "InvalidDigest", "PreconditionFailed", "412", "ConditionalRequestConflict", "409"}
+)
 _SKEW_S: Final = 60.0
+_RACERS: Final = 8
 
 Step: TypeAlias = Callable[[], Awaitable[bool]]
 Versioning: TypeAlias = Literal["kept", "none", "unknown"]
@@ -66,6 +70,10 @@ class _Probe:
     clock: Clock
     key: str
     messages: list[str] = field(default_factory=list)
+
+    @property
+    def raced(self) -> str:
+        return f"{self.key}-raced"
 
     @property
     def steps(self) -> dict[str, Step]:
@@ -135,12 +143,21 @@ class _Probe:
             return await _refused(client.put_object(**bucket, Key=self.key, Body=_CONTENT, ContentMD5=_OTHER_MD5))
 
     async def refuses_second_put(self) -> bool:
+        """Also when many put at once: some servers look first and write later."""
         async with self.connection.request("put the probe again") as client:
             bucket = self.connection.bucket
-            return await _refused(client.put_object(**bucket, Key=self.key, Body=_CONTENT, IfNoneMatch="*"))
+
+            async def refused(key: str) -> bool:
+                return await _refused(client.put_object(**bucket, Key=key, Body=_CONTENT, IfNoneMatch="*"))
+
+            if not await refused(self.key):
+                return False
+            racing = [asyncio.ensure_future(refused(self.raced)) for _ in range(_RACERS)]
+            await asyncio.wait(racing)
+            return sum(racer.result() for racer in racing) == _RACERS - 1
 
     async def delete(self) -> bool:
-        await self.eraser.erase([self.key])
+        await self.eraser.erase([self.key, self.raced])
         try:
             await self.get()
         except BlobMissing:
@@ -198,12 +215,19 @@ async def probe_bucket(connection: S3Connection, eraser: Eraser, clock: Clock) -
         versioning="unknown" if versions is None else "kept" if versions else "none",
         object_lock=locked,
         clock_skew_s=skew,
-        messages=(*probe.messages, *_advice(connection.options, versions, locked, skew)),
+        messages=(*probe.messages, *_advice(connection.options, versions, locked, skew, found.get("condition"))),
     )
 
 
-def _advice(options: S3Options, versions: bool | None, locked: bool | None, skew: float | None) -> list[str]:
+def _advice(
+    options: S3Options, versions: bool | None, locked: bool | None, skew: float | None, conditional: bool | None
+) -> list[str]:
     advice = []
+    if conditional is False:
+        advice.append(
+            f"{options.place} does not keep the first of several conditional puts: with the keys in S3 (keys.store), "
+            "make namespaces and rotate keys through one gateway at a time; blobs do not depend on it"
+        )
     if versions:
         advice.append(
             f"{options.place} keeps versions: each deletion costs extra requests; a bucket without versioning is better"

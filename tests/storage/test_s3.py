@@ -182,7 +182,7 @@ class LateClock(SystemClock):
 
 
 @aio
-async def test_the_probe_compares_the_clocks(seaweed: Seaweed) -> None:
+async def test_R59_the_probe_compares_the_clocks(seaweed: Seaweed) -> None:
     tier = await S3Tier.open(options_for(seaweed), clock=LateClock())
     async with opened(tier):
         found = await tier.probe()

@@ -119,7 +119,7 @@ def test_memory_that_a_call_still_uses_lingers() -> None:
             running_call = pickle.PickleBuffer(window.view)
             window.view[:3] = b"xyz"
         statistics = staging.statistics()
-        assert statistics.lingering == 1
+        assert statistics.lingering == 1, "law 7: a call still uses it"
         assert statistics.windows.used_bytes == statistics.tenant_bytes[A] == PAGE
         running_call.release()
         assert_clean(staging)

@@ -210,6 +210,7 @@ def test_c06_another_data_key_fails_at_the_commitment(gcm: type[GcmSpy]) -> None
 
 
 def test_c07_a_ciphertext_for_two_keys_opens_under_one_data_key_only(gcm: type[GcmSpy]) -> None:
+    """Law 3: one blob is not two chunks, whatever keys its maker has."""
     place = samples.address(64)
     data_keys = [samples.DATA_KEY, SecretBytes(b"\x99" * 32)]
     label = b"kvgw/v1/blob+AEAD_AES_256_GCM\0"
