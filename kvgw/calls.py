@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeVar
 
 from kvgw.breaker import Breaker, BreakerOptions, BreakerState
 from kvgw.checks import deadline
-from kvgw.errors import Code, KvgwError, Outage
+from kvgw.errors import Code, FormatError, KvgwError, Outage
 from kvgw.runtime import Clock, Rng, SystemClock, SystemRng
-from kvgw.transport import Transport
+from kvgw.transport import CONNECTIONS_DEFAULT, Transport
+from kvgw.wire import WINDOW_BYTES_MAX
 
 GATEWAY_SHARE: Final = 0.95
 """Part of a call's time that the gateway may use."""
@@ -30,6 +32,10 @@ class ClientOptions:
     write_deadline_s: float = 30.0
     on_error: OnError = "miss"
     breaker: BreakerOptions = field(default_factory=BreakerOptions)
+    connections: int = CONNECTIONS_DEFAULT
+    """To each gateway; a connection carries one call at a time, a wait as long as it waits."""
+    shared_memory: bool = False
+    """Move payloads through memory that a gateway at ``unix:`` lends, as far as it does; see `Client.window`."""
 
 
 class Calls:
@@ -56,6 +62,29 @@ class Calls:
         """Whether calls go to the gateway (closed) or are answered as outages here."""
         return self._breaker.state
 
+    @asynccontextmanager
+    async def window(self, nbytes: int) -> AsyncIterator[memoryview]:
+        """Memory for chunks, zeroed, to put from and to get into: shared with the gateway if it lends it, else plain.
+
+        What lies in shared memory is not copied on its way to and from the gateway. Operations on one window take
+        turns. A `get` that is cancelled, or gets no answer in time, costs a shared window: every later call with memory
+        in it is an outage. The memory ends with the block; release slices and arrays over it before.
+        """
+        if not 1 <= nbytes <= WINDOW_BYTES_MAX:
+            raise FormatError(f"a window has 1 to {WINDOW_BYTES_MAX} bytes, not {nbytes}")
+        limit = self._limit(None, self._options.read_deadline_s)
+        try:
+            held = await self._call(limit, lambda: self._transport.lend(nbytes))
+        except Outage:
+            held = None
+        if held is None:
+            yield memoryview(bytearray(nbytes))
+            return
+        try:
+            yield held.view
+        finally:
+            await held.aclose()
+
     async def _call(self, limit_s: float, send: Callable[[], Awaitable[Result]]) -> Result:
         """Make one call under its deadline and the breaker."""
         if not self._breaker.admit():
@@ -80,6 +109,11 @@ class Calls:
             raise
         self._breaker.succeeded()
         return result
+
+    @property
+    def read_deadline_s(self) -> float:
+        """Seconds that a read takes at most where a call says nothing else."""
+        return self._options.read_deadline_s
 
     def _maybe_raise(self, error: Outage, on_error: OnError | None) -> None:
         if (on_error or self._options.on_error) == "raise":

@@ -1,8 +1,8 @@
-"""Channels: bytes over a connected, non-blocking stream socket, in the clear or inside TLS.
+"""Channels: bytes over a connected, non-blocking stream socket; `kvgw.tlschannel` has the one inside TLS.
 
 Payloads are received straight into their destination and sent from where they lie. A transfer that has to wait
 registers with the event loop once, not for each piece of it: the loop's own ``sock_*`` calls register, wake a task and
-unregister for every buffer that the kernel fills. TLS runs over memory buffers, one copy in each direction.
+unregister for every buffer that the kernel fills.
 """
 
 from __future__ import annotations
@@ -11,20 +11,21 @@ import asyncio
 import contextlib
 import select
 import socket
-import ssl
+import struct
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from itertools import islice
-from typing import Final, Protocol, cast
-
-TLS_PIECE_BYTES: Final = 256 * 1024
-"""Bytes encrypted, or received, between two turns of the event loop."""
+from typing import Final, Protocol
 
 UNIX_SEND_BYTES: Final = 512 * 1024
 """What the kernel may hold for a peer on a Unix socket; it counts its own overhead and allows twice as much."""
 
 _BUFFERS_AT_ONCE: Final = 512
 """Buffers given to one system call; Linux takes 1024."""
+
+_DESCRIPTORS_AT_ONCE: Final = 4
+_DESCRIPTOR: Final = struct.Struct("i")
 
 
 class ConnectionEnded(Exception):
@@ -79,6 +80,14 @@ class Channel(Protocol):
         """
         ...
 
+    async def send_passing(self, data: bytes, descriptor: int) -> None:
+        """Send `data`, and a duplicate of `descriptor` with it. Raises `ConnectionEnded`, also where that cannot be."""
+        ...
+
+    def accepting(self) -> AbstractContextManager[list[int]]:
+        """While this is open: where descriptors go that come with what is received. Otherwise none is taken."""
+        ...
+
     def close(self) -> None:
         """End the connection; a second call does nothing."""
         ...
@@ -94,6 +103,7 @@ class PlainChannel:
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._loop = asyncio.get_running_loop()
+        self._passed: list[int] | None = None
         if sock.family == socket.AF_UNIX:
             # The default holds half of what fits into a processor's cache, and both sides take turns in small steps.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNIX_SEND_BYTES)
@@ -114,7 +124,10 @@ class PlainChannel:
 
         def fill() -> bool:
             nonlocal at
-            count, _, _, _ = self._socket.recvmsg_into([target[at:], spare])
+            if self._passed is None:
+                count, _, _, _ = self._socket.recvmsg_into([target[at:], spare])
+            else:
+                count = self._receive_passed([target[at:], spare], self._passed)
             if count == 0:
                 raise ConnectionEnded("ended in the middle of a frame" if at else "ended")
             at += count
@@ -122,6 +135,35 @@ class PlainChannel:
 
         await self._complete(fill, self._loop.add_reader, self._loop.remove_reader)
         return at - len(target)
+
+    def _receive_passed(self, buffers: list[memoryview], passed: list[int]) -> int:
+        room = socket.CMSG_LEN(_DESCRIPTORS_AT_ONCE * _DESCRIPTOR.size)
+        count, ancillary, _, _ = self._socket.recvmsg_into(buffers, room, socket.MSG_CMSG_CLOEXEC)
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                whole = len(data) // _DESCRIPTOR.size * _DESCRIPTOR.size
+                passed += [number for (number,) in _DESCRIPTOR.iter_unpack(data[:whole])]
+        return count
+
+    @contextmanager
+    def accepting(self) -> Iterator[list[int]]:
+        passed: list[int] = []
+        self._passed = passed
+        try:
+            yield passed
+        finally:
+            self._passed = None
+
+    async def send_passing(self, data: bytes, descriptor: int) -> None:
+        rest: list[bytes] = []
+
+        def pass_on() -> bool:
+            sent = socket.send_fds(self._socket, [data], [descriptor])
+            rest.append(data[sent:])
+            return True
+
+        await self._complete(pass_on, self._loop.add_writer, self._loop.remove_writer)
+        await self.send(Outgoing(rest))
 
     async def send(self, outgoing: Outgoing) -> None:
         def empty() -> bool:
@@ -189,100 +231,3 @@ class PlainChannel:
 
     def abandon(self) -> None:
         self._socket.close()
-
-
-class TlsChannel:
-    """TLS over a socket. Use `handshake` first; nothing else is sent or received before it has succeeded."""
-
-    def __init__(self, sock: socket.socket, context: ssl.SSLContext, *, server_hostname: str | None = None) -> None:
-        """Without `server_hostname` this is the server's end."""
-        self._plain = PlainChannel(sock)
-        self._incoming = ssl.MemoryBIO()
-        self._outgoing = ssl.MemoryBIO()
-        self._tls = context.wrap_bio(
-            self._incoming,
-            self._outgoing,
-            server_side=server_hostname is None,
-            server_hostname=server_hostname,
-        )
-        self._scratch = memoryview(bytearray(TLS_PIECE_BYTES))
-        self._flushing = asyncio.Lock()
-
-    async def handshake(self) -> None:
-        """Agree on keys and check the peer's certificate. Raises `ConnectionEnded` with TLS's own reason."""
-        try:
-            while True:
-                try:
-                    self._tls.do_handshake()
-                except ssl.SSLWantReadError:
-                    await self._flush()
-                    if not await self._fill():
-                        raise ConnectionEnded("ended in the TLS handshake") from None
-                else:
-                    await self._flush()
-                    return
-        except ssl.SSLError as error:
-            with contextlib.suppress(ConnectionEnded):
-                await self._flush()  # the alert that tells the peer
-            reason = getattr(error, "verify_message", "") or error.reason or str(error)
-            raise ConnectionEnded(f"failed in the TLS handshake: {reason}") from error
-
-    async def receive(self, target: memoryview, spare: memoryview) -> int:
-        at = 0
-        while at < len(target):
-            count = await self._receive_some(target[at:])
-            if count == 0:
-                raise ConnectionEnded("ended in the middle of a frame" if at else "ended")
-            at += count
-        return 0
-
-    async def _receive_some(self, target: memoryview) -> int:
-        while True:
-            try:
-                # With a buffer to fill it answers how much it filled, and takes any writable one.
-                return cast("int", self._tls.read(len(target), cast("bytearray", target)))
-            except ssl.SSLWantReadError:
-                await self._flush()
-                if not await self._fill():
-                    raise ConnectionEnded("ended without saying so inside TLS") from None
-            except ssl.SSLZeroReturnError:
-                return 0
-            except ssl.SSLError as error:
-                raise ConnectionEnded(f"broke TLS: {error.reason or error}") from error
-
-    async def send(self, outgoing: Outgoing) -> None:
-        try:
-            while outgoing:
-                gathered = 0
-                while outgoing and gathered < TLS_PIECE_BYTES:
-                    gathered += self._write(outgoing, TLS_PIECE_BYTES - gathered)
-                await self._flush()
-        except ssl.SSLError as error:
-            raise ConnectionEnded(f"broke TLS: {error.reason or error}") from error
-
-    def _write(self, outgoing: Outgoing, most: int) -> int:
-        count = self._tls.write(outgoing.first()[:most])
-        outgoing.sent(count)
-        return count
-
-    def push(self, outgoing: Outgoing, patience_s: float) -> float:
-        return 0.0  # its state belongs to the event loop
-
-    async def _fill(self) -> bool:
-        """Receive some of what the peer sent; False when it has ended."""
-        count = await self._plain.receive_some(self._scratch)
-        self._incoming.write(self._scratch[:count])
-        return count > 0
-
-    async def _flush(self) -> None:
-        """Send what TLS has to say."""
-        async with self._flushing:
-            data = self._outgoing.read()
-            if data:
-                await self._plain.send(Outgoing([data]))
-
-    def close(self) -> None:
-        self._plain.close()
-
-    def abandon(self) -> None:
-        self._plain.abandon()

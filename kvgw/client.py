@@ -22,9 +22,8 @@ from kvgw.checks import (
     one_namespace,
     writable,
 )
-from kvgw.endpoint import TcpEndpoint, parse_endpoint
-from kvgw.errors import FormatError, Outage, RequestRefused
-from kvgw.fleet import FleetTransport
+from kvgw.errors import Outage, RequestRefused
+from kvgw.fleet import transport_to
 from kvgw.kvformat import KVFormat
 from kvgw.model import (
     DeleteReply,
@@ -50,9 +49,6 @@ from kvgw.model import (
     WaitRequest,
 )
 from kvgw.reports import GetReport, Match, PutReport, Registered, Touched
-from kvgw.runtime import SystemClock, SystemRng
-from kvgw.tls import client_context
-from kvgw.transport import SocketTransport
 
 Buffer = bytes | bytearray | memoryview
 
@@ -183,14 +179,15 @@ class Client(Calls):
         ttl: float | str | None = None,
         durability: Durability | None = None,
         labels: Sequence[Label] = (),
+        chained: bool = True,
         deadline_s: float | None = None,
         on_error: OnError | None = None,
     ) -> PutReport:
         """Store chunks as a chain: each key's parent is the one before it, the first's is `parent` at `depth` - 1.
 
+        `chained` false: what the keys follow is not known; a deletion by prefix that might miss them is refused.
         `ttl`: seconds, or a duration such as ``5m``, ``1h``, ``24h``; None: the namespace's. Only chunks that the
-        gateway lacks travel. Raises `FormatError` when a chunk has not exactly
-        ``registered.chunk_bytes`` bytes.
+        gateway lacks travel. Raises `FormatError` when a chunk has not exactly ``registered.chunk_bytes`` bytes.
         """
         payloads = [as_bytes(chunk, f"chunk {index}") for index, chunk in enumerate(chunks)]
         check_counts(keys, payloads, "chunks")
@@ -206,6 +203,7 @@ class Client(Calls):
             durability,
             list(labels),
             gateway_ms(limit),
+            chained,
         )
         try:
             reply = await self._call(limit, lambda: self._transport.put(request, payloads))
@@ -303,13 +301,5 @@ def connect(
     Over a Unix socket the gateway's own user needs no token. `ca_file`: authorities for ``tls:``; None: the system's.
     """
     chosen = [endpoints] if isinstance(endpoints, str) else list(endpoints)
-    if not chosen:
-        raise FormatError("connect needs at least one endpoint")
     options = options or ClientOptions()
-    parsed = [parse_endpoint(text) for text in chosen]
-    encrypted = any(isinstance(endpoint, TcpEndpoint) and endpoint.encrypted for endpoint in parsed)
-    context = client_context(ca_file) if encrypted else None
-    members = [(str(endpoint), SocketTransport(endpoint, token, tls=context)) for endpoint in parsed]
-    if len(members) == 1:
-        return Client(members[0][1], options)
-    return Client(FleetTransport(members, options.breaker, SystemClock(), SystemRng()), options)
+    return Client(transport_to(chosen, token, ca_file, options), options)

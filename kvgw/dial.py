@@ -6,9 +6,10 @@ import asyncio
 import socket
 import ssl
 
-from kvgw.channel import Channel, ConnectionEnded, PlainChannel, TlsChannel
+from kvgw.channel import Channel, ConnectionEnded, PlainChannel
 from kvgw.endpoint import Endpoint, TcpEndpoint, UnixEndpoint
 from kvgw.errors import Outage
+from kvgw.tlschannel import TlsChannel
 
 
 async def dial(endpoint: Endpoint, tls: ssl.SSLContext | None) -> Channel:

@@ -55,6 +55,9 @@ class EmbeddedTransport:
         with _answers():
             return await self._gateway.get(self._caller, checked, _Sink(into))
 
+    async def lend(self, nbytes: int) -> None:
+        return  # chunks go straight to and from any memory of this process
+
     async def aclose(self) -> None:
         self._closed = True
 
@@ -84,13 +87,17 @@ class _Source:
 
     def __init__(self, payloads: Sequence[memoryview]) -> None:
         self._payloads = payloads
+        self._wanted: Sequence[int] = ()
 
     async def wanted(self, indices: Sequence[int]) -> None:
-        return  # the buffers are at hand
+        self._wanted = indices
+
+    async def shared(self, most: int, nbytes: int) -> Sequence[memoryview]:
+        indices, self._wanted = self._wanted[:most], self._wanted[most:]
+        return [self._payloads[index] for index in indices]
 
     async def receive(self, chunks: Sequence[Chunk]) -> None:
-        for index, target in chunks:
-            target[:] = self._payloads[index]
+        raise AssertionError("all chunks were shared")
 
 
 class _Sink:
@@ -101,24 +108,21 @@ class _Sink:
     def __init__(self, into: Sequence[memoryview]) -> None:
         self._into = into
 
-    def delivery(self, chunks: Sequence[Chunk]) -> _Copying:
-        return _Copying(self._into, chunks)
+    def places(self, count: int, nbytes: int) -> Sequence[memoryview]:
+        return self._into
+
+    def delivery(self, chunks: Sequence[Chunk]) -> _Delivered:
+        return _Delivered()
 
 
-class _Copying:
-    """Chunks on their way to the caller's own buffers."""
-
-    def __init__(self, into: Sequence[memoryview], chunks: Sequence[Chunk]) -> None:
-        self._into = into
-        self._chunks = chunks
+class _Delivered:
+    """Chunks that were opened where the caller wants them."""
 
     def push(self) -> bool:
-        for index, payload in self._chunks:
-            self._into[index][:] = payload
         return True
 
     async def finish(self) -> None:
-        self.push()
+        return
 
 
 @asynccontextmanager

@@ -17,7 +17,10 @@ from blake3 import blake3
 from msgspec.structs import replace
 
 from kvgw.breaker import Breaker, BreakerOptions, BreakerState
-from kvgw.errors import Code, KvgwError, Outage
+from kvgw.calls import ClientOptions
+from kvgw.endpoint import TcpEndpoint, parse_endpoint
+from kvgw.errors import Code, FormatError, KvgwError, Outage
+from kvgw.held import HeldWindow, HeldWindows
 from kvgw.model import (
     DeleteRequest,
     ExplainRequest,
@@ -32,8 +35,9 @@ from kvgw.model import (
     TouchRequest,
     WaitRequest,
 )
-from kvgw.runtime import Clock, Rng
-from kvgw.transport import Transport
+from kvgw.runtime import Clock, Rng, SystemClock, SystemRng
+from kvgw.tls import client_context
+from kvgw.transport import SocketTransport, Transport
 
 Answer = TypeVar("Answer")
 Result = TypeVar("Result")
@@ -118,6 +122,17 @@ class FleetTransport:
             prefix, request.deadline_ms, lambda transport: transport.get(request, into)
         )
 
+    async def lend(self, nbytes: int) -> HeldWindow | None:
+        """From the first gateway of this host that lends it; what another one serves is copied."""
+        for member in self._members:
+            try:
+                held = await member.transport.lend(nbytes)
+            except Outage:
+                continue
+            if held is not None:
+                return held
+        return None
+
     async def aclose(self) -> None:
         for member in self._members:
             await member.transport.aclose()
@@ -170,3 +185,20 @@ class FleetTransport:
         while len(self._prefix_of) > REMEMBERED_KEYS_MAX:
             self._prefix_of.popitem(last=False)
         return prefix
+
+
+def transport_to(endpoints: Sequence[str], token: str | None, ca_file: str | None, options: ClientOptions) -> Transport:
+    """The transport to one gateway, or to several as one. Raises `FormatError` and `RequestRefused`."""
+    if not endpoints:
+        raise FormatError("connect needs at least one endpoint")
+    parsed = [parse_endpoint(text) for text in endpoints]
+    encrypted = any(isinstance(endpoint, TcpEndpoint) and endpoint.encrypted for endpoint in parsed)
+    context = client_context(ca_file) if encrypted else None
+    windows = HeldWindows() if options.shared_memory else None
+    members = [
+        (str(one), SocketTransport(one, token, tls=context, connections=options.connections, windows=windows))
+        for one in parsed
+    ]
+    if len(members) == 1:
+        return members[0][1]
+    return FleetTransport(members, options.breaker, SystemClock(), SystemRng())

@@ -34,6 +34,9 @@ class Metrics:
         self.held_puts = self._counter(
             "held_puts", "PUTs that waited for a tier's outbox, by tier and outcome.", "tier", "outcome"
         )
+        self.shared_windows = self._counter(
+            "shared_windows", "Windows that clients of this host asked for, by outcome.", "outcome"
+        )
         self.aborts_failed = self._counter("aborts_failed", "Reservations left to their lease as an abort failed.")
 
     def _count_chunks(self) -> None:
@@ -64,6 +67,7 @@ class Metrics:
         self.tier_bytes = self._gauge_of("tier_bytes", "Bytes of blobs in a local tier.", "tier")
         self.tier_up = self._gauge_of("tier_up", "1 when the tier takes writes, 0 when it is full or fails.", "tier")
         self.staging_bytes = self._gauge_of("staging_bytes", "Bytes of staging, by what holds them.", "kind")
+        self.shared_window_bytes = self._gauge_of("shared_window_bytes", "Bytes of windows shared with clients.")
         self.connections = self._gauge_of("connections", "Open client connections.")
         self.clock_behind = self._gauge_of("clock_behind_seconds", "By how much the clock is behind the catalog's.")
 

@@ -64,6 +64,11 @@ class PutReport:
                 return index
         return len(self.outcomes)
 
+    @property
+    def there(self) -> frozenset[int]:
+        """Indices of all chunks that the gateway now has."""
+        return frozenset(index for index, outcome in enumerate(self.outcomes) if outcome in _CONFIRMED)
+
 
 @dataclass(frozen=True, slots=True)
 class GetReport:

@@ -57,6 +57,14 @@ class StagingSettings(Struct, frozen=True, forbid_unknown_fields=True):
     tenants: Annotated[int, Meta(ge=1, le=10_000, description="Tenants with a guaranteed share at once.")] = 4
 
 
+class SharedMemorySettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """Windows lent to clients of this host over the Unix socket, beside the staging arena."""
+
+    bytes: Annotated[Bytes, Meta(description="Windows of all clients together; 0: none are lent.")] = 512 * MIB
+    tenant_bytes: Annotated[Bytes, Meta(description="Windows of one tenant.")] = 256 * MIB
+    connection_bytes: Annotated[Bytes, Meta(description="Window of one connection.")] = 128 * MIB
+
+
 class NvmeSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """The local disk tier."""
 
@@ -185,6 +193,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
 
     server: ServerSettings = ServerSettings()
     staging: StagingSettings = StagingSettings()
+    shared_memory: SharedMemorySettings = SharedMemorySettings()
     nvme: NvmeSettings = NvmeSettings()
     s3: S3Settings = S3Settings()
     catalog: CatalogSettings = CatalogSettings()

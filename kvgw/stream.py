@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import Final
 
@@ -61,11 +62,26 @@ class FrameStream:
         payload: memoryview = _EMPTY,
     ) -> None:
         """Send one frame. Raises `ConnectionEnded`."""
-        header = b"" if message is None else wire.encode(message)
-        if len(header) > wire.HEADER_BYTES_MAX:
-            raise RequestRefused(f"a header of {len(header)} bytes is over the limit of {wire.HEADER_BYTES_MAX}")
+        header = b"" if message is None else _encoded(message)
         frame = Frame(kind, request_id, len(header), index, offset, len(payload))
         await self._channel.send(Outgoing((wire.encode_prefix(frame) + header, payload)))
+
+    async def send_passing(self, kind: Kind, message: Struct, descriptor: int) -> None:
+        """Send a frame and, with it, a descriptor: over a Unix socket alone. Raises `ConnectionEnded`."""
+        await self._channel.send_passing(frame_bytes(kind, 0, message), descriptor)
+
+    async def receive_passed(self) -> tuple[Frame, bytes, int | None]:
+        """`receive`, and the descriptor that came with the frame, which is the caller's to close."""
+        with self._channel.accepting() as passed:
+            try:
+                frame, header = await self.receive()
+            except BaseException:
+                for descriptor in passed:
+                    os.close(descriptor)
+                raise
+        for descriptor in passed[1:]:
+            os.close(descriptor)
+        return frame, header, passed[0] if passed else None
 
     async def send_all(self, outgoing: Outgoing) -> None:
         """Send what `data_frames` made, or what `push` has left of it. Raises `ConnectionEnded`."""
@@ -84,9 +100,25 @@ class FrameStream:
         self._channel.abandon()
 
 
-def data_frames(request_id: int, chunks: Iterable[tuple[int, memoryview]]) -> Outgoing:
-    """A DATA frame for each chunk, by its index in the batch: many small ones leave in one system call."""
-    buffers: list[bytes | memoryview] = []
+def frame_bytes(kind: Kind, request_id: int, message: Struct) -> bytes:
+    """A frame without a payload."""
+    header = _encoded(message)
+    return wire.encode_prefix(Frame(kind, request_id, len(header))) + header
+
+
+def _encoded(message: Struct) -> bytes:
+    header = wire.encode(message)
+    if len(header) > wire.HEADER_BYTES_MAX:
+        raise RequestRefused(f"a header of {len(header)} bytes is over the limit of {wire.HEADER_BYTES_MAX}")
+    return header
+
+
+def data_frames(request_id: int, chunks: Iterable[tuple[int, memoryview]], before: Iterable[bytes] = ()) -> Outgoing:
+    """A DATA frame for each chunk, by its index in the batch: many small ones leave in one system call.
+
+    `before`: whole frames that leave before them.
+    """
+    buffers: list[bytes | memoryview] = list(before)
     for index, payload in chunks:
         buffers.append(wire.encode_prefix(Frame(Kind.DATA, request_id, 0, index, 0, len(payload))))
         buffers.append(payload)

@@ -20,6 +20,14 @@ connection, so that a cancelled one can only cost its connection and never leave
     GET   → DATA for each verified piece …, DONE         only chunks that DONE lists are hits
     other requests → DONE
     ERROR may come in place of any frame of the gateway
+
+Over a Unix socket a gateway may lend a window of its memory, whose descriptor comes with the frame that gives it. Then
+payloads need not travel: PLACES says where in the window they lie, or shall lie, from the first chunk on; those that it
+does not name travel as before. A window belongs to its connection and ends with it, or with the next WINDOW:
+
+    WINDOW → WINDOW                                      between exchanges
+    PUT    → WANTED, PLACES …, DATA … → DONE             the bytes are in their places when PLACES is sent
+    PLACES, GET → OPENED for verified chunks …, DATA …, DONE
 """
 
 from __future__ import annotations
@@ -27,14 +35,14 @@ from __future__ import annotations
 import math
 import struct
 from enum import IntEnum
-from typing import Final, TypeVar
+from typing import Annotated, Final, TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from kvgw.errors import Code, KvgwError, Outage, RequestRefused, from_code
 from kvgw.kvformat import CHUNK_BYTES_MAX
-from kvgw.model import Request
+from kvgw.model import KEYS_MAX, Request
 
 VERSION: Final = 1
 VERSIONS: Final = (1, 1)
@@ -42,6 +50,7 @@ VERSIONS: Final = (1, 1)
 
 PREFIX: Final = struct.Struct(">2sBBIIIQQ")
 HEADER_BYTES_MAX: Final = 1024 * 1024
+WINDOW_BYTES_MAX: Final = 2**40
 _MAGIC: Final = b"KG"
 
 Message = TypeVar("Message")
@@ -57,6 +66,9 @@ class Kind(IntEnum):
     DATA = 5
     DONE = 6
     ERROR = 7
+    WINDOW = 8
+    PLACES = 9
+    OPENED = 10
 
 
 class Hello(Struct, frozen=True):
@@ -79,6 +91,33 @@ class Welcome(Struct, frozen=True):
     node: str
     tenant: str
     default_namespace: str
+    lends: bool = False
+    """WINDOW may be asked for on this connection."""
+
+
+class WindowAsked(Struct, frozen=True):
+    """The client asks for a window, in bytes; the one that it has ends with this."""
+
+    least: Annotated[int, Meta(ge=1, le=WINDOW_BYTES_MAX)]
+    most: Annotated[int, Meta(ge=1, le=WINDOW_BYTES_MAX)]
+
+
+class WindowGiven(Struct, frozen=True):
+    """The window's length; its descriptor comes along. 0, and none: there is no room for `least` bytes."""
+
+    nbytes: int
+
+
+class Places(Struct, frozen=True):
+    """Offsets in the window: of the next wanted chunks of a PUT, or of the first chunks of the GET that follows."""
+
+    offsets: Annotated[list[Annotated[int, Meta(ge=0, le=WINDOW_BYTES_MAX)]], Meta(min_length=1, max_length=KEYS_MAX)]
+
+
+class Opened(Struct, frozen=True):
+    """Batch indices of chunks that lie whole and verified in their places."""
+
+    indices: list[int]
 
 
 class Wanted(Struct, frozen=True):

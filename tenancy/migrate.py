@@ -6,6 +6,8 @@ old state or the new one.
 
 from __future__ import annotations
 
+import threading
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Final
 
@@ -28,6 +30,8 @@ def find_scripts() -> Path:
 
 
 _HEAD: Final = "head"
+_ALEMBIC: Final = threading.Lock()
+"""Alembic keeps what it works on in one place for the whole process: of two threads one would migrate the other's."""
 
 
 def current_revision(connection: Connection) -> str | None:
@@ -63,20 +67,30 @@ def upgrade(connection: Connection, target: str = _HEAD) -> None:
     """Move the schema up to `target` on a connection that is in a transaction."""
     _one_at_a_time(connection)
     check_known(connection)
-    command.upgrade(_config(connection), target)
+    with _alone_in_process(connection):
+        command.upgrade(_config(connection), target)
 
 
 def downgrade(connection: Connection, target: str) -> None:
     """Move the schema down to `target` (a revision, ``-1``, or ``base``)."""
     _one_at_a_time(connection)
     check_known(connection)
-    command.downgrade(_config(connection), target)
+    with _alone_in_process(connection):
+        command.downgrade(_config(connection), target)
 
 
 def _one_at_a_time(connection: Connection) -> None:
     """A second migration waits for the first, and then sees what it did; SQLite's transactions are serial anyway."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(5364715)"))
+
+
+def _alone_in_process(connection: Connection) -> AbstractContextManager[object]:
+    """SQLite catalogs are opened by gateways in threads of their own, several of which may be in one process.
+
+    PostgreSQL's are migrated by a command, one in a process, whose one thread must not wait for itself.
+    """
+    return _ALEMBIC if connection.dialect.name == "sqlite" else nullcontext()
 
 
 def _config(connection: Connection | None = None) -> Config:

@@ -17,9 +17,10 @@ SAMPLE: Final = 4
 class Content:
     """Payload of one round, cut into calls, and buffers for one call. The memory is touched before it is used."""
 
-    def __init__(self, stored_bytes: int, call_bytes: int) -> None:
-        self._stored = memoryview(bytearray(stored_bytes))
-        self._read = memoryview(bytearray(call_bytes))
+    def __init__(self, stored: memoryview, read: memoryview) -> None:
+        """Memory for the payload of the largest round, and for that of the largest call."""
+        self._stored = stored
+        self._read = read
         randomize(self._read)
         self.keys: list[list[bytes]] = []
         """Of each call."""

@@ -27,7 +27,7 @@ from kvgw.bench.protocol import Failed
 from kvgw.endpoint import Endpoint, TcpEndpoint, UnixEndpoint, parse_endpoint
 from kvgw.errors import KvgwError
 from kvgw.server.serve import run, serving
-from kvgw.settings import DefaultSettings, ServerSettings, Settings, StagingSettings
+from kvgw.settings import DefaultSettings, ServerSettings, Settings, SharedMemorySettings, StagingSettings
 from storage.errors import StorageError
 from tenancy.errors import TenancyError
 
@@ -69,7 +69,7 @@ async def gateway_under_test(options: Options, folder: Path) -> AsyncIterator[Ga
         yield GatewayUnderTest(where, options.token, pid)
         return
     settings = _settings(options)
-    _check_memory(settings.staging.bytes)
+    _check_memory(settings.staging.bytes + settings.shared_memory.bytes)
     async with child("gateway", "kvgw.bench.gateway") as process:
         process.tell(GatewayOrder(settings, str(folder), options.transport))
         announced = await process.hear(GatewayAnnounced, START_SECONDS)
@@ -86,17 +86,28 @@ def _settings(options: Options) -> Settings:
     return Settings(
         server=ServerSettings(http="", listen="127.0.0.1:0" if options.transport == "tcp" else ""),
         staging=StagingSettings(bytes=staging, tenants=1),
+        shared_memory=_shared(options),
         defaults=DefaultSettings(durability="staged"),
     )
 
 
-def _check_memory(staging_bytes: int) -> None:
+def _shared(options: Options) -> SharedMemorySettings:
+    """Windows in which every client has its round and its buffers."""
+    if options.transport != "shm":
+        return SharedMemorySettings(bytes=0)
+    cases = options.cases()
+    stored, read = max(case.stored_bytes for case in cases), max(case.call_bytes for case in cases)
+    total = options.clients * (stored + read + 2 * MIB)
+    return SharedMemorySettings(bytes=total, tenant_bytes=total, connection_bytes=stored + MIB)
+
+
+def _check_memory(nbytes: int) -> None:
     for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
         if line.startswith("MemAvailable:"):
             available = int(line.split()[1]) * 1024
-            if staging_bytes > available // 2:
+            if nbytes > available // 2:
                 raise BenchError(
-                    f"the gateway would need {staging_bytes // MIB} MiB of staging, more than half of the "
+                    f"the gateway would need {nbytes // MIB} MiB of staging and shared memory, more than half of the "
                     f"{available // MIB} MiB that are available; lower --clients, --batch or --round-bytes"
                 )
 

@@ -16,7 +16,7 @@ from blake3 import blake3
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from kvgw.bench.content import randomize
-from kvgw.bench.plan import MIB, Limit, TransportName
+from kvgw.bench.plan import MIB, Limit, SocketName, TransportName, socket_of
 from tenancy.sealing import SEG_LOG2_DEFAULT
 
 RING_BYTES: Final = 64 * MIB
@@ -42,8 +42,9 @@ class Yardstick:
             "aes_256_gcm": self._timed(self._seal),
             "blake3": self._timed(self._hash),
         }
-        sending, receiving = self._through_socket(transport)
-        return found | {f"{transport}_socket_send": sending, f"{transport}_socket_receive": receiving}
+        kind = socket_of(transport)
+        sending, receiving = self._through_socket(kind)
+        return found | {f"{kind}_socket_send": sending, f"{kind}_socket_receive": receiving}
 
     def _timed(self, work: Callable[[int, int], None]) -> Limit:
         """Time `work` over the ring, a segment at a time."""
@@ -62,9 +63,9 @@ class Yardstick:
     def _hash(self, start: int, end: int) -> None:
         blake3(self._source[start:end]).digest()
 
-    def _through_socket(self, transport: TransportName) -> tuple[Limit, Limit]:
+    def _through_socket(self, kind: SocketName) -> tuple[Limit, Limit]:
         """Move the ring from one thread to another; the sender's and the receiver's figures."""
-        sender, receiver = _socket_pair(transport)
+        sender, receiver = _socket_pair(kind)
         cpu_sending: list[float] = []
 
         def send() -> None:
@@ -89,8 +90,8 @@ def _limit(seconds: float, cpu_s: float) -> Limit:
     return Limit(RING_BYTES / 1e9 / seconds, RING_BYTES / 1e9 / cpu_s)
 
 
-def _socket_pair(transport: TransportName) -> tuple[socket.socket, socket.socket]:
-    if transport == "unix":
+def _socket_pair(kind: SocketName) -> tuple[socket.socket, socket.socket]:
+    if kind == "unix":
         return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         sender = socket.create_connection(listener.getsockname())

@@ -16,7 +16,8 @@ MIB: Final = 1024 * KIB
 
 Op: TypeAlias = Literal["put", "get", "match64"]
 SystemName: TypeAlias = Literal["kvgw", "redis"]
-TransportName: TypeAlias = Literal["unix", "tcp"]
+TransportName: TypeAlias = Literal["unix", "shm", "tcp"]
+SocketName: TypeAlias = Literal["unix", "tcp"]
 
 CHUNK_BYTES_DEFAULT: Final = (4 * MIB, 64 * KIB)
 BATCH_BYTES_DEFAULT: Final = 64 * MIB
@@ -30,6 +31,11 @@ MATCH_KEYS: Final = 64
 MATCH_CALLS: Final = 100
 MATCH_STORED_BYTES: Final = 4 * KIB
 """Length of the chunks that match64 finds; their bytes play no part in it."""
+
+
+def socket_of(transport: TransportName) -> SocketName:
+    """The socket behind a transport: windows of shared memory are lent over a Unix socket."""
+    return "unix" if transport == "shm" else transport
 
 
 class BenchError(KvgwError):
@@ -165,7 +171,7 @@ class Row(Struct, frozen=True):
     gateway_cpu_us_per_call: float | None
     client_cpu_us_per_call: float
     socket_share: float | None
-    """Of the GB/s that two threads move through a socket of this kind."""
+    """Of the GB/s that two threads move through a socket of this kind; of a Unix socket where memory is shared."""
     cpu_share: float | None
     """CPU time that the building blocks alone would cost the server, over what it used."""
 

@@ -23,6 +23,8 @@ class Open(Struct, frozen=True, tag_field="do", tag="open"):
     """Largest payload of a round."""
     call_bytes: int
     """Largest payload of a call."""
+    shared_memory: bool
+    """Payloads lie in windows that the gateway lends."""
 
 
 class Prepare(Struct, frozen=True, tag_field="do", tag="prepare"):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from kvgw.bench.plan import BenchError, TransportName
+from kvgw.bench.plan import BenchError, SocketName
 from kvgw.bench.processes import end
 from kvgw.bench.resp import Resp
 from kvgw.endpoint import Endpoint, TcpEndpoint, UnixEndpoint
@@ -35,7 +35,7 @@ def find_redis() -> str | None:
 
 
 @asynccontextmanager
-async def redis_server(binary: str, folder: Path, transport: TransportName) -> AsyncIterator[RedisServer]:
+async def redis_server(binary: str, folder: Path, transport: SocketName) -> AsyncIterator[RedisServer]:
     """Run Redis without persistence on a socket of the given kind; leaving ends it."""
     endpoint: Endpoint = UnixEndpoint(str(folder / "redis.sock"))
     where = ["--port", "0", "--unixsocket", str(folder / "redis.sock"), "--unixsocketperm", "700"]

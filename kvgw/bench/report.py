@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from kvgw.bench.plan import MATCH_KEYS, Case, Limit, Op, Options, Row, Sample, SystemName
+from kvgw.bench.plan import MATCH_KEYS, Case, Limit, Op, Options, Row, Sample, SystemName, socket_of
 from kvgw.runtime import usable_cpus
 
 Figures: TypeAlias = dict[tuple[SystemName, Op, Case], list[Sample]]
@@ -45,12 +45,12 @@ def _row(
     later_cpu = _sum_known([one.later_cpu_s for one in samples])
     per_gb = None if server_cpu is None or not gigabytes else server_cpu / gigabytes
     least = _least_cpu_per_gb(system, op, options, limits)
-    socket = limits[f"{options.transport}_socket_send"].gb_per_s
+    socket = limits[f"{socket_of(options.transport)}_socket_send"].gb_per_s
     return Row(
         system=system,
         version=version,
         op=op,
-        transport=options.transport,
+        transport=options.transport if system == "kvgw" else socket_of(options.transport),
         chunk_bytes=0 if op == "match64" else case.chunk_bytes,
         batch=MATCH_KEYS if op == "match64" else case.batch,
         clients=options.clients,
@@ -73,8 +73,10 @@ def _least_cpu_per_gb(system: SystemName, op: Op, options: Options, limits: Mapp
     """CPU seconds for a GB if the server did nothing but its building blocks; a tier that is written is left out."""
     if op == "match64":
         return None
-    blocks = [f"{options.transport}_socket_{'receive' if op == 'put' else 'send'}"]
+    blocks = [f"{socket_of(options.transport)}_socket_{'receive' if op == 'put' else 'send'}"]
     if system == "kvgw":
+        if options.transport == "shm":
+            blocks = ["copy"] if op == "put" else []
         blocks += ["blake3", "aes_256_gcm"] if op == "put" else ["aes_256_gcm"]
     return sum(1 / limits[block].gb_per_cpu_s for block in blocks)
 

@@ -15,7 +15,7 @@ from typing import Final
 import kvgw.bench.worker
 from kvgw.bench.gateway import GatewayUnderTest, gateway_under_test
 from kvgw.bench.operator import Operator, operator_of
-from kvgw.bench.plan import BenchError, Case, Limit, Op, Options, Report, Sample, SystemName
+from kvgw.bench.plan import BenchError, Case, Limit, Op, Options, Report, Sample, SystemName, socket_of
 from kvgw.bench.processes import Answer, Child, child, cpu_seconds
 from kvgw.bench.protocol import (
     Check,
@@ -143,6 +143,7 @@ class Bench:
                 redis="" if redis is None else str(redis.endpoint),
                 stored_bytes=max(case.stored_bytes for case in cases),
                 call_bytes=max(case.call_bytes for case in cases),
+                shared_memory=options.transport == "shm",
             )
             await self._tell([one], command, Done)
 
@@ -188,7 +189,7 @@ async def _bench(options: Options) -> AsyncIterator[Bench]:
         redis = None
         binary = _redis_binary(options, notes)
         if binary is not None:
-            redis = await stack.enter_async_context(redis_server(binary, folder, options.transport))
+            redis = await stack.enter_async_context(redis_server(binary, folder, socket_of(options.transport)))
             systems.append(System("redis", redis.version, redis.pid))
         clients = [
             await stack.enter_async_context(child(f"client {number}", kvgw.bench.worker.__name__))

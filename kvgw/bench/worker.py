@@ -6,9 +6,11 @@ Starting, connecting and preparing are commands of their own, so that a measurem
 from __future__ import annotations
 
 import asyncio
+import mmap
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from typing import TypeAlias
 
 import msgspec
@@ -32,7 +34,7 @@ from kvgw.bench.protocol import (
 )
 from kvgw.bench.resp import Resp
 from kvgw.bench.subjects import KvgwSubject, RedisSubject, Subject
-from kvgw.client import ClientOptions, connect
+from kvgw.client import Client, ClientOptions, connect
 from kvgw.endpoint import parse_endpoint
 from kvgw.errors import KvgwError
 
@@ -44,14 +46,15 @@ class Worker:
 
     def __init__(self) -> None:
         self._subjects: dict[SystemName, Subject] = {}
-        self._content = Content(0, 0)
+        self._content = Content(memoryview(bytearray()), memoryview(bytearray()))
         self._yardstick: Yardstick | None = None
+        self._stack = AsyncExitStack()
 
     async def answer(self, command: Command) -> Struct:
         """Raises `KvgwError` when the command cannot be carried out."""
         match command:
             case Open():
-                self._open(command)
+                await self._open(command)
             case Prepare():
                 self._content.renew(command.chunk_bytes, command.batch, command.calls)
                 for subject in self._subjects.values():
@@ -68,12 +71,28 @@ class Worker:
                 return MachineLimits(self._yardstick.measure(command.transport))
         return Done()
 
-    def _open(self, command: Open) -> None:
-        client = connect(command.endpoint, token=command.token, options=ClientOptions(namespace=command.namespace))
+    async def _open(self, command: Open) -> None:
+        options = ClientOptions(namespace=command.namespace, shared_memory=command.shared_memory)
+        client = connect(command.endpoint, token=command.token, options=options)
         self._subjects["kvgw"] = KvgwSubject(client, command.durability)
+        sizes = command.stored_bytes, command.call_bytes
         if command.redis:
             self._subjects["redis"] = RedisSubject(_connect_redis(command.redis))
-        self._content = Content(command.stored_bytes, command.call_bytes)
+        if command.shared_memory:
+            memory = [await self._window(client, nbytes) for nbytes in sizes]
+        else:
+            memory = [memoryview(bytearray(nbytes)) for nbytes in sizes]
+        self._content = Content(*memory)
+
+    async def _window(self, client: Client, nbytes: int) -> memoryview:
+        """Memory shared with the gateway until this process ends."""
+        view = await self._stack.enter_async_context(client.window(nbytes))
+        if not isinstance(view.obj, mmap.mmap):
+            raise BenchError(
+                f"the gateway lends no window of {nbytes} bytes: raise its shared_memory settings, or lower "
+                "--round-bytes"
+            )
+        return view
 
     async def _measure(self, command: Measure) -> Measured:
         calls = self._calls(command)

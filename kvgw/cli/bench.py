@@ -14,7 +14,17 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from kvgw.bench import run as runner
-from kvgw.bench.plan import CHUNK_BYTES_DEFAULT, ROUND_BYTES_DEFAULT, BenchError, Options, Report, Row, TransportName
+from kvgw.bench.plan import (
+    CHUNK_BYTES_DEFAULT,
+    ROUND_BYTES_DEFAULT,
+    BenchError,
+    Options,
+    Report,
+    Row,
+    SocketName,
+    TransportName,
+    socket_of,
+)
 from kvgw.cli.output import console, error_console, human_bytes, print_table
 from kvgw.endpoint import TcpEndpoint, parse_endpoint
 from kvgw.model import Durability
@@ -89,10 +99,10 @@ def bench(
 def _transport(given: TransportName | None, endpoint: str | None) -> TransportName:
     if endpoint is None:
         return given or "unix"
-    named: TransportName = "tcp" if isinstance(parse_endpoint(endpoint), TcpEndpoint) else "unix"
-    if given is not None and given != named:
+    named: SocketName = "tcp" if isinstance(parse_endpoint(endpoint), TcpEndpoint) else "unix"
+    if given is not None and socket_of(given) != named:
         raise BenchError(f"--transport {given} does not go with --endpoint {endpoint}; leave --transport out")
-    return named
+    return given or named
 
 
 @contextmanager

@@ -44,6 +44,7 @@ from kvgw.model import (
     TouchRequest,
     WaitRequest,
 )
+from storage.lending import Loan
 from storage.tier import blob_name
 from tenancy.access import Caller, Permission
 from tenancy.audit.chain import Act
@@ -70,6 +71,21 @@ class Gateway:
         self._get = GetVerb(rooms, directory)
         self.meter = rooms.meter
         """What is counted for the audit log; those who are not known are counted by who turns them away."""
+
+    @property
+    def lends(self) -> bool:
+        """Whether clients of this host may have shared windows."""
+        return self._rooms.lending.enabled
+
+    async def lend(self, caller: Caller, least: int, most: int) -> Loan | None:
+        """A window of so many bytes for one connection of the caller's; None: it sends its bytes another way."""
+        loan = await self._rooms.lending.lend(caller.tenant, least, most)
+        self._rooms.metrics.shared_windows.labels("refused" if loan is None else "lent").inc()
+        return loan
+
+    async def take_back(self, loan: Loan) -> None:
+        """The connection has ended, or wants another window."""
+        await self._rooms.lending.give_back(loan)
 
     async def ready(self) -> bool:
         """Whether this gateway can serve: its catalog answers."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from kvgw.gateway.directory import Directory, Place
 from kvgw.gateway.payloads import PayloadSink
@@ -31,13 +31,14 @@ class GetVerb:
         deadline = rooms.clock.monotonic() + request.deadline_ms / 1000
         own = source_of("", place, [kv_format], request.keys)
         sources = [own, *await shared_sources(self._directory, caller, request.public, own, request.keys)]
+        shared = sink.places(len(request.keys), kv_format.chunk_bytes)
         missing = set(range(len(request.keys)))
         hits: list[Hit] = []
         tiers: list[str] = []
         degraded = ""
         for source in sources:
             if missing:
-                reading = await self._read(caller, source, missing, deadline, sink)
+                reading = await self._read(caller, source, missing, deadline, sink, shared)
                 hits += await self._noted(source, reading)
                 if source is own:  # who reads a public namespace does not end its owner's leases
                     for index, one in reading.wanted:
@@ -53,7 +54,13 @@ class GetVerb:
         return GetReply(hits, degraded)
 
     async def _read(
-        self, caller: Caller, source: Source, missing: Collection[int], deadline: float, sink: PayloadSink
+        self,
+        caller: Caller,
+        source: Source,
+        missing: Collection[int],
+        deadline: float,
+        sink: PayloadSink,
+        shared: Sequence[memoryview],
     ) -> GroupReader:
         """Deliver what one namespace has of the missing chunks."""
         rooms = self._rooms
@@ -65,7 +72,7 @@ class GetVerb:
                 raise
             place, found = source.place, {}  # shredded in this moment: a public namespace simply has nothing then
         wanted = [(index, found[key]) for index, key in enumerate(source.keys[0]) if index in missing and key in found]
-        reading = GroupReader(rooms, place, source.formats[0], caller.tenant, deadline, sink, wanted)
+        reading = GroupReader(rooms, place, source.formats[0], caller.tenant, deadline, sink, shared, wanted)
         await reading.deliver_all()
         return reading
 

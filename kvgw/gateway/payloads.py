@@ -11,6 +11,12 @@ from typing import Final, Protocol, TypeAlias, TypeVar
 GROUP_BYTES: Final = 1024 * 1024
 """Plaintext of a group of small chunks: enough to make its thread hop cheap, and little enough to stay in a cache."""
 
+SHARED_GROUP_BYTES: Final = 16 * 1024 * 1024
+"""The same where chunks lie in memory of the client's: they pass through no cache of ours."""
+
+INLINE_BYTES: Final = 64 * 1024
+"""Work on so little is done before a worker thread would have begun with it."""
+
 Chunk: TypeAlias = tuple[int, memoryview]
 """Batch index and payload, or memory for it."""
 
@@ -22,6 +28,13 @@ class PayloadSource(Protocol):
 
     async def wanted(self, indices: Sequence[int]) -> None:
         """Tell the client which chunks are wanted, by batch index in ascending order; called exactly once."""
+        ...
+
+    async def shared(self, most: int, nbytes: int) -> Sequence[memoryview]:
+        """The next wanted chunks, `most` at most and of `nbytes` each, where they lie in memory of the client's.
+
+        Its bytes may change while they are read. Empty: the next ones come by `receive`, and so do all after them.
+        """
         ...
 
     async def receive(self, chunks: Sequence[Chunk]) -> None:
@@ -47,12 +60,28 @@ class PayloadSink(Protocol):
     pushes: bool
     """Whether `Delivery.push` is any use: then a group is opened when it can leave, and leaves while it is in cache."""
 
+    def places(self, count: int, nbytes: int) -> Sequence[memoryview]:
+        """Memory of the client's, `nbytes` each, into which the first of the batch's `count` chunks are opened.
+
+        The others are opened into memory of the gateway's. Raises `RequestRefused` for memory that cannot be used.
+        """
+        ...
+
     def delivery(self, chunks: Sequence[Chunk]) -> Delivery:
-        """What will hand over these chunks; may be called in a worker thread. One of them is used at a time."""
+        """What will hand over, or announce, these chunks; may be called in a worker thread. One is used at a time."""
         ...
 
 
-def groups(items: Sequence[Item], chunk_bytes: int, window_limit: int) -> Iterator[Sequence[Item]]:
-    """Cut what a request moves into groups; of several groups in windows at once no tenant's limit is exceeded."""
-    size = max(1, min(GROUP_BYTES, window_limit // 4) // chunk_bytes)
+def group_size(chunk_bytes: int, window_limit: int) -> int:
+    """Chunks of a group; of several groups in windows at once no tenant's limit is exceeded."""
+    return max(1, min(GROUP_BYTES, window_limit // 4) // chunk_bytes)
+
+
+def shared_group_size(chunk_bytes: int) -> int:
+    """Chunks of a group that lies in memory of the client's."""
+    return max(1, SHARED_GROUP_BYTES // chunk_bytes)
+
+
+def groups(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
+    """Cut what a request moves into groups."""
     return (items[start : start + size] for start in range(0, len(items), size))

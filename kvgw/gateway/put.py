@@ -110,8 +110,9 @@ class PutVerb:
             scope=place.scope,
             format_id=kv_format.format_id,
             entry_keys=keys,
-            parents=(first, *keys[:-1]),
-            depth=request.depth,
+            parents=(first, *keys[:-1]) if request.chained else (None,) * len(keys),
+            # An entry without a parent is the head of a chain at depth 0, and of unknown descent behind that.
+            depth=request.depth if request.chained else max(request.depth, 1),
             tokens=kv_format.tokens_per_chunk,
             sealed_length=sealed_length(kv_format.chunk_bytes),
             ttl_ms=min(request.ttl_ms or policy.default_ttl_ms, policy.max_ttl_ms),

@@ -1,7 +1,8 @@
 """The middle of a GET: tier → sealed resident → window → client. Any doubt is a miss (law 2).
 
 A group of chunks is opened and leaves in one visit to a worker thread: what was just decrypted is still in the cache
-when it is sent and zeroed. Only bytes that were opened under their own address leave (law 3).
+when it is sent and zeroed. Only bytes that were opened under their own address leave (law 3). Where the client lends
+memory for its chunks they are opened there, and nothing but their indices leaves.
 """
 
 from __future__ import annotations
@@ -10,64 +11,33 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from itertools import chain
+from typing import Final
 from uuid import UUID
 
 from kvgw.gateway.directory import Place
-from kvgw.gateway.payloads import Chunk, Delivery, PayloadSink, groups
+from kvgw.gateway.opening import Opening, Part, Room, Wanted, open_all, parts_of
+from kvgw.gateway.payloads import (
+    INLINE_BYTES,
+    Delivery,
+    PayloadSink,
+    group_size,
+    groups,
+    shared_group_size,
+)
 from kvgw.gateway.rooms import Rooms
 from kvgw.runtime import first_cause
-from storage.access import Reading, Window
+from storage.access import Reading
 from storage.errors import BlobDamaged, BlobMissing, StagingBusy, TierMisconfigured, TierUnavailable
 from storage.tier import blob_name
 from tenancy.errors import CatalogUnavailable, KeyUnavailable, SealBroken
-from tenancy.keys.secret import SecretBytes
 from tenancy.model import FormatRow, FoundChunk
-from tenancy.sealing import BlobAddress, Sealed, open_sealed
+from tenancy.sealing import BlobAddress
 
 PIPELINE_DEPTH: Final = 2
 """Groups of one GET in windows at once: one on its way to the client, one being read."""
 
 STAGING: Final = "staging"
-
-Wanted: TypeAlias = tuple[int, FoundChunk]
-"""Batch index, and what the catalog knows of the chunk."""
-
-
-@dataclass(slots=True)
-class _Part:
-    """One chunk of a group, and the part of the group's window that is for it."""
-
-    index: int
-    found: FoundChunk
-    span: slice
-
-
-@dataclass(slots=True)
-class _Opening:
-    """Everything that opening a chunk takes; `fault` tells why it could not be opened."""
-
-    part: _Part
-    data_key: SecretBytes
-    address: BlobAddress
-    sealed: memoryview
-    fault: SealBroken | None = None
-
-    def open_into(self, target: memoryview) -> bool:
-        found = self.part.found
-        try:
-            open_sealed(
-                self.data_key,
-                self.address,
-                found.salt,
-                Sealed(found.chunk_id, found.tag_root),
-                self.sealed,
-                target,
-            )
-        except SealBroken as error:
-            # Anew: the one that was raised holds slices of the window in its traceback, which is about to be zeroed.
-            self.fault = SealBroken(error.reason, error.detail)
-        return self.fault is None
 
 
 @dataclass(slots=True)
@@ -81,6 +51,8 @@ class GroupReader:
     """The tenant that staging memory is charged to."""
     deadline: float
     sink: PayloadSink
+    shared: Sequence[memoryview]
+    """Memory of the client's for the first chunks of its batch."""
     wanted: Sequence[Wanted]
     served: dict[int, str] = field(default_factory=dict)
     """Batch index → tier that had the chunk, of those delivered."""
@@ -94,7 +66,7 @@ class GroupReader:
         turn.set()
         try:
             async with asyncio.TaskGroup() as tasks:
-                for group in groups(self.wanted, self.kv_format.chunk_bytes, self.rooms.staging.window_limit):
+                for group in self._groups():
                     await room.acquire()
                     next_turn = asyncio.Event()
                     task = tasks.create_task(self._deliver(group, turn, next_turn))
@@ -103,41 +75,55 @@ class GroupReader:
         except BaseExceptionGroup as group_error:
             raise first_cause(group_error) from group_error
 
+    def _groups(self) -> Iterator[Sequence[Wanted]]:
+        length, limit = self.kv_format.chunk_bytes, self.rooms.staging.window_limit
+        shared = [one for one in self.wanted if self._is_shared(one)]
+        rest = [one for one in self.wanted if not self._is_shared(one)]
+        return chain(groups(shared, shared_group_size(length)), groups(rest, group_size(length, limit)))
+
+    def _is_shared(self, one: Wanted) -> bool:
+        index, found = one
+        return index < len(self.shared) and found.length == len(self.shared[index])
+
     async def _deliver(self, group: Sequence[Wanted], turn: asyncio.Event, next_turn: asyncio.Event) -> None:
-        nbytes = sum(found.length for _, found in group)
-        try:
-            async with self.rooms.staging.window(self.reader, nbytes, self._remaining()) as window:
-                await self._fill_and_deliver(_parts(group), window, turn)
-        except StagingBusy as error:
-            self.degraded = str(error)
+        parts = parts_of(group)
+        if self._is_shared(group[0]):
+            await self._fill_and_deliver(parts, Room(None, self.shared), turn)
+        else:
+            nbytes = sum(found.length for _, found in group)
+            try:
+                async with self.rooms.staging.window(self.reader, nbytes, self._remaining()) as window:
+                    await self._fill_and_deliver(parts, Room(window, ()), turn)
+            except StagingBusy as error:
+                self.degraded = str(error)
         await turn.wait()
         next_turn.set()
 
-    async def _fill_and_deliver(self, parts: Sequence[_Part], window: Window, turn: asyncio.Event) -> None:
+    async def _fill_and_deliver(self, parts: Sequence[Part], room: Room, turn: asyncio.Event) -> None:
         """Runs of residents together, everything else alone."""
         while parts:
-            count = await self._deliver_residents(parts, window, turn)
+            count = await self._deliver_residents(parts, room, turn)
             if count == 0:
-                await self._deliver_alone(parts[0], window, turn, last=len(parts) == 1)
+                await self._deliver_alone(parts[0], room, turn, last=len(parts) == 1)
             parts = parts[max(1, count) :]
 
-    async def _deliver_residents(self, parts: Sequence[_Part], window: Window, turn: asyncio.Event) -> int:
+    async def _deliver_residents(self, parts: Sequence[Part], room: Room, turn: asyncio.Event) -> int:
         """Deliver the leading run that staging has; its length."""
         blobs = [(self._name(part.found), part.found.sealed_length) for part in parts]
-        if self.sink.pushes and self.rooms.staging.holds(blobs[0][0]):
+        if room.window is not None and self.sink.pushes and self.rooms.staging.holds(blobs[0][0]):
             await turn.wait()  # now, because nobody waits while holding residents
         with self.rooms.staging.residents(self.reader, blobs) as readings:
             openings = self._openings(parts, readings)
-            rest = await self._open(openings, window, turn, last=len(openings) == len(parts))
+            rest = await self._open(openings, room, turn, last=len(openings) == len(parts))
         await self._finish(openings, rest, STAGING, turn)
         for opening in openings:
             if opening.fault is not None:
                 part = opening.part
                 await self._refuse(STAGING, self._name(part.found), part.found, opening.fault)
-                await self._deliver_alone(part, window, turn, last=False)
+                await self._deliver_alone(part, room, turn, last=False)
         return len(openings)
 
-    def _openings(self, parts: Sequence[_Part], readings: Sequence[Reading]) -> list[_Opening]:
+    def _openings(self, parts: Sequence[Part], readings: Sequence[Reading]) -> list[Opening]:
         """What has a key, up to the first chunk that has none."""
         openings = []
         for part, reading in zip(parts, readings, strict=False):
@@ -147,7 +133,7 @@ class GroupReader:
                 break
         return openings
 
-    def _opening(self, part: _Part, reading: Reading) -> _Opening:
+    def _opening(self, part: Part, reading: Reading) -> Opening:
         found = part.found
         address = BlobAddress(
             tenant=self.place.scope.tenant,
@@ -158,9 +144,9 @@ class GroupReader:
             fingerprint=self.kv_format.fingerprint,
             seg_log2=found.seg_log2,
         )
-        return _Opening(part, self.place.keys.data_key(found.epoch), address, reading.view)
+        return Opening(part, self.place.keys.data_key(found.epoch), address, reading.view)
 
-    async def _deliver_alone(self, part: _Part, window: Window, turn: asyncio.Event, *, last: bool) -> None:
+    async def _deliver_alone(self, part: Part, room: Room, turn: asyncio.Event, *, last: bool) -> None:
         """Deliver a chunk from the first tier whose blob opens; from none it is a miss."""
         name = self._name(part.found)
         for tier in self._sources(name, part.found):
@@ -168,7 +154,7 @@ class GroupReader:
                 async with self._filled(tier, name, part.found) as reading:
                     opening = self._opening(part, reading)
                     origin = STAGING if reading.was_resident else tier
-                    rest = await self._open([opening], window, turn, last=last)
+                    rest = await self._open([opening], room, turn, last=last)
                     if opening.fault is None and not reading.was_resident:
                         self._promote(tier, name, part.found)
                 if opening.fault is None:
@@ -209,7 +195,7 @@ class GroupReader:
             yield reading
 
     async def _open(
-        self, openings: Sequence[_Opening], window: Window, turn: asyncio.Event, *, last: bool
+        self, openings: Sequence[Opening], room: Room, turn: asyncio.Event, *, last: bool
     ) -> Delivery | None:
         """Open chunks, and push those that are what they should be if it is their turn; what has not left yet.
 
@@ -217,12 +203,12 @@ class GroupReader:
         """
         if not openings:
             return None
+        if sum(opening.part.found.length for opening in openings) <= INLINE_BYTES:
+            return open_all(openings, room, self.sink, push=False, last=last)
         push = self.sink.pushes and turn.is_set()
-        return await self.rooms.workers.run(lambda: _open_all(openings, window, self.sink, push=push, last=last))
+        return await self.rooms.workers.run(lambda: open_all(openings, room, self.sink, push=push, last=last))
 
-    async def _finish(
-        self, openings: Sequence[_Opening], rest: Delivery | None, tier: str, turn: asyncio.Event
-    ) -> None:
+    async def _finish(self, openings: Sequence[Opening], rest: Delivery | None, tier: str, turn: asyncio.Event) -> None:
         """Deliver what has not left when it was opened, and count what was delivered."""
         if rest is not None:
             await turn.wait()
@@ -261,30 +247,3 @@ class GroupReader:
 
     def _remaining(self) -> float:
         return max(0.0, self.deadline - self.rooms.clock.monotonic())
-
-
-def _parts(group: Sequence[Wanted]) -> list[_Part]:
-    parts, at = [], 0
-    for index, found in group:
-        parts.append(_Part(index, found, slice(at, at + found.length)))
-        at += found.length
-    return parts
-
-
-def _open_all(
-    openings: Sequence[_Opening], window: Window, sink: PayloadSink, *, push: bool, last: bool
-) -> Delivery | None:
-    """In a worker thread: what has not left yet. When all of a window has left, it is zeroed here."""
-    opened: list[Chunk] = []
-    for opening in openings:
-        target = window.view[opening.part.span]
-        if opening.open_into(target):
-            opened.append((opening.part.index, target))
-    delivery = sink.delivery(opened)
-    if not push or not delivery.push():
-        return delivery
-    if last and len(opened) == len(openings):
-        for _, payload in opened:
-            payload.release()
-        window.wipe()
-    return None

@@ -16,6 +16,7 @@ from kvgw.gateway.outbox import Outbox
 from kvgw.metrics import Metrics
 from kvgw.runtime import Clock, Rng, Workers
 from kvgw.witness import Witness
+from storage.lending import Lending
 from storage.staging import Staging
 from storage.tier import Tier
 from storage.tracing import Tracer
@@ -33,6 +34,7 @@ class Rooms:
     catalog: Catalog
     keyring: Keyring
     staging: Staging
+    lending: Lending
     tiers: Mapping[str, Tier]
     """By label, fastest first: ``nvme``, ``s3``."""
     tracers: Mapping[str, Tracer]

@@ -1,6 +1,8 @@
 """The middle of a PUT: client → window → sealed resident → tiers. Bytes before pointer (law 1).
 
-A group of chunks is received while the group before it is hashed and sealed in a worker thread.
+A group of chunks is received while the group before it is hashed and sealed in a worker thread. Chunks that lie in
+memory of the client's are not received: each segment is copied into a window of ours, and hashed and sealed from
+there, so that a client that writes meanwhile spoils its own chunk and no chunk id ever lies.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import Final
 from kvgw.errors import Code, Outage
 from kvgw.gateway.directory import Place
 from kvgw.gateway.outbox import is_short
-from kvgw.gateway.payloads import PayloadSource, groups
+from kvgw.gateway.payloads import INLINE_BYTES, PayloadSource, group_size, shared_group_size
 from kvgw.gateway.rooms import Rooms
 from kvgw.model import Durability
 from kvgw.runtime import first_cause
@@ -24,7 +26,7 @@ from storage.tier import blob_name
 from tenancy.births import Batch, NewChunk
 from tenancy.keys.secret import SecretBytes
 from tenancy.model import FormatRow
-from tenancy.sealing import SEG_LOG2_DEFAULT, BlobAddress, Sealed, seal
+from tenancy.sealing import SEG_LOG2_DEFAULT, BlobAddress, Sealed, Sealer, seal
 
 PIPELINE_DEPTH: Final = 2
 """Groups of one PUT in windows at once: one being received, one being sealed."""
@@ -41,8 +43,46 @@ class _Birth:
     blob_id: bytes
     name: str
     salt: bytes
-    plain: slice
-    """Where its plaintext lies in the group's window."""
+    at: int
+    """Its place in the group."""
+
+
+@dataclass(slots=True)
+class _Group:
+    """Chunks that are sealed together: received into the window, or shared and copied through it."""
+
+    indices: Sequence[int]
+    window: Window
+    shared: Sequence[memoryview]
+
+    def seal(self, sealing: _Sealing, one: _Birth, draft: Draft) -> Sealed:
+        """In a worker thread: hash and seal one chunk into its draft."""
+        if self.shared:
+            return sealing.seal_shared(one, self.shared[one.at], self.window.view, draft.view)
+        length = sealing.address.length
+        return sealing.seal(one, self.window.view[one.at * length : (one.at + 1) * length], draft.view)
+
+
+@dataclass(slots=True)
+class _Sealing:
+    """Keys and address: what is the same for all chunks of a run."""
+
+    data_key: SecretBytes
+    chunk_id_key: SecretBytes
+    address: BlobAddress
+
+    def seal(self, one: _Birth, plaintext: memoryview, target: memoryview) -> Sealed:
+        return seal(self.data_key, self.chunk_id_key, self.address, one.salt, plaintext, target)
+
+    def seal_shared(self, one: _Birth, shared: memoryview, scratch: memoryview, target: memoryview) -> Sealed:
+        """Each byte of `shared` is read once; what is hashed and sealed is the copy in `scratch`."""
+        sealer = Sealer(self.data_key, self.chunk_id_key, self.address, one.salt, target)
+        for index in range(self.address.segments):
+            span = self.address.plain_span(index)
+            with scratch[: span.stop - span.start] as segment:
+                segment[:] = shared[span]
+                sealer.update(segment)
+        return sealer.finish()
 
 
 @dataclass(slots=True)
@@ -62,40 +102,50 @@ class GroupWriter:
     async def receive_all(self, wanted: Sequence[int], source: PayloadSource) -> None:
         """Raises the rooms' errors, `Outage` at the deadline, and whatever the source raises."""
         room = asyncio.Semaphore(PIPELINE_DEPTH)
-        length = self.kv_format.chunk_bytes
+        rest = wanted
         try:
             async with asyncio.TaskGroup() as tasks:
-                for group in groups(wanted, length, self.rooms.staging.window_limit):
+                while rest:
                     await room.acquire()
                     async with AsyncExitStack() as stack:
                         stack.callback(room.release)
-                        window = await stack.enter_async_context(
-                            self.rooms.staging.window(self.place.scope.tenant, length * len(group), self._remaining())
-                        )
-                        await self._receive(group, window, source)
-                        tasks.create_task(self._store(group, window, stack.pop_all()))
+                        group = await self._take(rest, source, stack)
+                        rest = rest[len(group.indices) :]
+                        tasks.create_task(self._store(group, stack.pop_all()))
         except BaseExceptionGroup as group_error:
             raise first_cause(group_error) from group_error
         self.chunks.sort(key=lambda new: new.index)
 
-    async def _receive(self, group: Sequence[int], window: Window, source: PayloadSource) -> None:
+    async def _take(self, rest: Sequence[int], source: PayloadSource, stack: AsyncExitStack) -> _Group:
+        """The next group: shared by the client, or received into a window."""
+        length, staging = self.kv_format.chunk_bytes, self.rooms.staging
+        shared = await source.shared(min(len(rest), shared_group_size(length)), length)
+        indices = rest[: len(shared) or group_size(length, staging.window_limit)]
+        nbytes = min(length, 1 << SEG_LOG2_DEFAULT) if shared else length * len(indices)
+        window = await stack.enter_async_context(staging.window(self.place.scope.tenant, nbytes, self._remaining()))
+        if not shared:
+            await self._receive(indices, window, source)
+        return _Group(indices, window, shared)
+
+    async def _receive(self, indices: Sequence[int], window: Window, source: PayloadSource) -> None:
         length = self.kv_format.chunk_bytes
-        pieces = [(index, window.view[at * length : (at + 1) * length]) for at, index in enumerate(group)]
+        pieces = [(index, window.view[at * length : (at + 1) * length]) for at, index in enumerate(indices)]
         await source.receive(pieces)
         for _, piece in pieces:
             piece.release()  # nothing writes to the window from now on
+        window.freeze()
 
-    async def _store(self, group: Sequence[int], window: Window, stack: AsyncExitStack) -> None:
+    async def _store(self, group: _Group, stack: AsyncExitStack) -> None:
         """Seal a group into as many drafts at once as there is room for; the window ends with the last of them."""
         async with stack:
-            births = self._births(group)
+            births = self._births(group.indices)
             while births:
                 async with self.rooms.staging.drafts(
                     self.place.scope.tenant, [one.name for one in births], self.batch.sealed_length, self._remaining()
                 ) as drafts:
                     run, births = births[: len(drafts)], births[len(drafts) :]
                     address = self._address()
-                    sealed = await self._seal(address, run, window, drafts, last=not births)
+                    sealed = await self._seal(address, run, group, drafts, last=not births)
                     if not births:
                         await stack.aclose()
                     written = await self._write_through(run, drafts)
@@ -104,19 +154,19 @@ class GroupWriter:
                         self.chunks.append(_new_chunk(one, address, result, written))
                         draft.publish(dirty=len(written) < len(self.batch.tiers) and not on_disk)
 
-    def _births(self, group: Sequence[int]) -> list[_Birth]:
+    def _births(self, indices: Sequence[int]) -> list[_Birth]:
         each = BLOB_ID_BYTES + SALT_BYTES
-        chance = self.rooms.rng.token(each * len(group))  # each call asks the operating system
-        return [self._birth(index, at, chance[at * each : (at + 1) * each]) for at, index in enumerate(group)]
+        chance = self.rooms.rng.token(each * len(indices))  # each call asks the operating system
+        return [self._birth(index, at, chance[at * each : (at + 1) * each]) for at, index in enumerate(indices)]
 
     def _birth(self, index: int, at: int, chance: bytes) -> _Birth:
-        blob_id, length = chance[:BLOB_ID_BYTES], self.kv_format.chunk_bytes
+        blob_id = chance[:BLOB_ID_BYTES]
         return _Birth(
             index=index,
             blob_id=blob_id,
             name=blob_name(self.place.scope.namespace, blob_id),
             salt=chance[BLOB_ID_BYTES:],
-            plain=slice(at * length, (at + 1) * length),
+            at=at,
         )
 
     def _address(self) -> BlobAddress:
@@ -130,14 +180,13 @@ class GroupWriter:
         )
 
     async def _seal(
-        self, address: BlobAddress, run: Sequence[_Birth], window: Window, drafts: Sequence[Draft], *, last: bool
+        self, address: BlobAddress, run: Sequence[_Birth], group: _Group, drafts: Sequence[Draft], *, last: bool
     ) -> list[Sealed]:
         keys = self.place.keys
-        data_key = keys.data_key(address.epoch)
-        window.freeze()
-        return await self.rooms.workers.run(
-            lambda: _seal_all(data_key, keys.names.chunk_id, address, run, window, drafts, last=last)
-        )
+        sealing = _Sealing(keys.data_key(address.epoch), keys.names.chunk_id, address)
+        if len(run) * address.length <= INLINE_BYTES:
+            return _seal_all(sealing, run, group, drafts, last=last)
+        return await self.rooms.workers.run(lambda: _seal_all(sealing, run, group, drafts, last=last))
 
     async def _write_through(self, run: Sequence[_Birth], drafts: Sequence[Draft]) -> frozenset[str]:
         """Write to the tier that the asked durability needs; the others are due."""
@@ -165,22 +214,12 @@ class GroupWriter:
 
 
 def _seal_all(
-    data_key: SecretBytes,
-    chunk_id_key: SecretBytes,
-    address: BlobAddress,
-    run: Sequence[_Birth],
-    window: Window,
-    drafts: Sequence[Draft],
-    *,
-    last: bool,
+    sealing: _Sealing, run: Sequence[_Birth], group: _Group, drafts: Sequence[Draft], *, last: bool
 ) -> list[Sealed]:
     """In a worker thread: seal each chunk of a run into its draft. After the last one the window is zeroed here."""
-    sealed = [
-        seal(data_key, chunk_id_key, address, one.salt, window.view[one.plain], draft.view)
-        for one, draft in zip(run, drafts, strict=True)
-    ]
+    sealed = [group.seal(sealing, one, draft) for one, draft in zip(run, drafts, strict=True)]
     if last:
-        window.wipe()
+        group.window.wipe()
     return sealed
 
 

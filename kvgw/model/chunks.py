@@ -72,7 +72,10 @@ class WaitRequest(Struct, frozen=True, tag_field="op", tag="wait"):
 
 
 class PutRequest(Struct, frozen=True, tag_field="op", tag="put"):
-    """Store chunks as an ordered chain: each key's parent is the one before it, the first's is `parent`."""
+    """Store chunks as an ordered chain: each key's parent is the one before it, the first's is `parent`.
+
+    Unless `chained` is false: then nobody knows what the chunks follow, and no deletion by prefix goes past them.
+    """
 
     fingerprint: Fingerprint
     keys: EngineKeys
@@ -84,6 +87,7 @@ class PutRequest(Struct, frozen=True, tag_field="op", tag="put"):
     durability: Durability | None = None
     labels: Annotated[list[Label], Meta(max_length=LABELS_MAX)] = []
     deadline_ms: DeadlineMs = 30_000
+    chained: bool = True
 
 
 class PutReply(Struct, frozen=True):

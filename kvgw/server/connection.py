@@ -5,34 +5,30 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from enum import Enum
 from typing import Final
 
 import kvgw
 from kvgw import wire
 from kvgw.authenticate import Authenticator
-from kvgw.channel import ConnectionEnded, Outgoing, PlainChannel, TlsChannel
+from kvgw.channel import ConnectionEnded, PlainChannel
 from kvgw.errors import Code, KvgwError, Outage, RequestRefused
 from kvgw.gateway.core import Gateway
-from kvgw.gateway.payloads import Chunk
 from kvgw.gateway.translate import translated
-from kvgw.model import GetRequest, PutRequest, Reply, Request
+from kvgw.model import GetRequest, PutRequest, Request
+from kvgw.server.exchange import Exchange
 from kvgw.server.limits import Limits
 from kvgw.server.peers import peer_uid
-from kvgw.stream import FrameStream, data_frames
+from kvgw.stream import FrameStream
 from kvgw.tls import ServerCertificate
-from kvgw.wire import Hello, Kind, Wanted, Welcome
+from kvgw.tlschannel import TlsChannel
+from kvgw.wire import Frame, Hello, Kind, Places, Welcome, WindowAsked, WindowGiven
+from storage.lending import Loan
 from tenancy.access import Caller
 
 log = logging.getLogger("kvgw.server")
 
-_DISCARD_BYTES: Final = 256 * 1024
-PATIENCE_SECONDS: Final = 0.02
-PATIENCE_BYTES_PER_SECOND: Final = 2e9
-"""A worker thread waits so long in one exchange, plus a second for so many bytes, for a peer that reads: one that is
-slower is left to the event loop, and holds no thread."""
+WINDOWS_MAX: Final = 32
+"""How often one connection may ask for a window: each is work for the kernel."""
 HELLO_BYTES_MAX: Final = 4096
 """What a peer may send before it is known."""
 
@@ -59,6 +55,8 @@ class Connection:
         self._authenticator = authenticator
         self._node = node
         self._limits = limits
+        self._loan: Loan | None = None
+        self._windows_left = WINDOWS_MAX
 
     async def serve(self) -> None:
         """Serve until the peer leaves. Never raises for what a peer did."""
@@ -74,6 +72,7 @@ class Connection:
             log.exception("a connection failed in an unforeseen way")
         finally:
             self._stream.close()
+            await self._end_loan()
 
     async def _welcome(self) -> Hello:
         try:
@@ -86,7 +85,14 @@ class Connection:
                 hello = wire.decode(header, Hello)
                 version = wire.agree_version(hello.versions)
                 caller = await self._authenticate(hello)
-                welcome = Welcome(version, kvgw.__version__, self._node, str(caller.tenant), caller.default_namespace)
+                welcome = Welcome(
+                    version,
+                    kvgw.__version__,
+                    self._node,
+                    str(caller.tenant),
+                    caller.default_namespace,
+                    lends=self._is_local and self._gateway.lends,
+                )
                 await self._stream.send(Kind.WELCOME, 0, welcome)
         except Outage as error:
             raise RequestRefused(f"cannot authenticate now: {error}", Code.UNAVAILABLE) from error
@@ -94,7 +100,7 @@ class Connection:
 
     async def _authenticate(self, hello: Hello) -> Caller:
         """Who is calling; asked again for each request, so that a token that was revoked ends (I18)."""
-        source = "unix" if self._socket.family == socket.AF_UNIX else "tcp" if self._tls is None else "tls"
+        source = "unix" if self._is_local else "tcp" if self._tls is None else "tls"
         with self._gateway.meter.strangers_from(source):
             return await self._identify(hello)
 
@@ -102,16 +108,34 @@ class Connection:
         if hello.token is not None:
             with translated():
                 return await self._authenticator.token(hello.token)
-        if self._socket.family == socket.AF_UNIX and peer_uid(self._socket) == self._limits.owner_uid:
+        if self._is_local and peer_uid(self._socket) == self._limits.owner_uid:
             return self._authenticator.owner()
         raise RequestRefused("a token is needed: pass one, or set KVGW_TOKEN", Code.UNAUTHENTICATED)
 
     async def _exchange(self, hello: Hello) -> None:
         async with asyncio.timeout(self._limits.idle_s):
             frame, header = await self._stream.receive()
+        if frame.kind is Kind.WINDOW:
+            await self._lend(hello, frame, header)
+            return
+        offsets: list[int] = []
+        if frame.kind is Kind.PLACES and self._loan is not None and not frame.payload_bytes:
+            offsets = wire.decode(header, Places).offsets
+            async with asyncio.timeout(self._limits.hello_s):
+                frame, header = await self._stream.receive()
         if frame.kind is not Kind.REQUEST or frame.payload_bytes:
             raise RequestRefused(f"a request was expected, not a {frame.kind.name} frame")
-        exchange = _Exchange(self._stream, frame.request_id, self._limits, pushes=self._tls is None)
+        window = None if self._loan is None else self._loan.window
+        exchange = Exchange(
+            self._stream, frame.request_id, self._limits, pushes=self._tls is None, window=window, offsets=offsets
+        )
+        try:
+            await self._serve_request(hello, header, exchange)
+        finally:
+            if window is not None:
+                window.unclaim()
+
+    async def _serve_request(self, hello: Hello, header: bytes, exchange: Exchange) -> None:
         try:
             request = wire.decode_request(header)
             async with asyncio.timeout(request.deadline_ms / 1000 + self._limits.grace_s):
@@ -126,13 +150,41 @@ class Connection:
             log.exception("a request failed in an unforeseen way")
             await exchange.fail(Outage("the gateway failed in an unforeseen way; see its log", Code.INTERNAL))
 
-    async def _answer(self, caller: Caller, request: Request, exchange: _Exchange) -> None:
+    async def _answer(self, caller: Caller, request: Request, exchange: Exchange) -> None:
         if isinstance(request, PutRequest):
             await exchange.done(await self._gateway.put(caller, request, exchange))
         elif isinstance(request, GetRequest):
             await exchange.done(await self._gateway.get(caller, request, exchange))
         else:
             await exchange.done(await self._gateway.answer(caller, request))
+
+    async def _lend(self, hello: Hello, frame: Frame, header: bytes) -> None:
+        """Give the client a window in the place of the one that it has, or say that there is none for it."""
+        if frame.payload_bytes or not self._is_local:
+            raise RequestRefused("a window is lent over a Unix socket, and asked for without a payload")
+        asked = wire.decode(header, WindowAsked)
+        await self._end_loan()
+        caller = await self._authenticate(hello)
+        if self._windows_left > 0:
+            self._windows_left -= 1
+            self._loan = await self._gateway.lend(caller, asked.least, asked.most)
+        async with asyncio.timeout(self._limits.hello_s):
+            if self._loan is None:
+                await self._stream.send(Kind.WINDOW, 0, WindowGiven(0))
+                return
+            window = self._loan.window
+            await self._stream.send_passing(Kind.WINDOW, WindowGiven(window.nbytes), window.descriptor)
+        window.close_descriptor()
+
+    async def _end_loan(self) -> None:
+        """No exchange runs now, and no thread of one."""
+        loan, self._loan = self._loan, None
+        if loan is not None:
+            await self._gateway.take_back(loan)
+
+    @property
+    def _is_local(self) -> bool:
+        return self._socket.family == socket.AF_UNIX
 
     async def _last_words(self, error: RequestRefused) -> None:
         """Say why before the connection is closed; a peer that does not listen is no reason to wait."""
@@ -141,117 +193,3 @@ class Connection:
                 await self._stream.send(Kind.ERROR, 0, wire.failure(error))
         except (ConnectionEnded, TimeoutError):
             return
-
-
-class Inside(Enum):
-    """Whether a frame is on its way: until it is whole, no other frame can follow it."""
-
-    NOTHING = "nothing"
-    RECEIVING = "receiving"
-    DELIVERING = "delivering"
-
-
-class _Exchange:
-    """Payload of one exchange: the source of a PUT and the sink of a GET."""
-
-    def __init__(self, stream: FrameStream, request_id: int, limits: Limits, *, pushes: bool) -> None:
-        self.request_id = request_id
-        self.pushes = pushes
-        self._stream = stream
-        self._limits = limits
-        self._patience_s = PATIENCE_SECONDS
-        self._outstanding: list[int] = []
-        self._inside = Inside.NOTHING
-
-    async def wanted(self, indices: Sequence[int]) -> None:
-        await self._stream.send(Kind.WANTED, self.request_id, Wanted(list(indices)))
-        self._outstanding = list(indices)
-
-    async def receive(self, chunks: Sequence[Chunk]) -> None:
-        self._outstanding = self._outstanding[len(chunks) :]
-        self._inside = Inside.RECEIVING
-        async with self._in_time(sum(len(target) for _, target in chunks)):
-            for index, target in chunks:
-                await self._receive(index, target)
-        self._inside = Inside.NOTHING
-
-    async def _receive(self, index: int, target: memoryview) -> None:
-        frame, _ = await self._stream.receive()
-        if frame.kind is not Kind.DATA or frame.request_id != self.request_id or frame.index != index:
-            raise RequestRefused(f"chunk {index} was expected, not a {frame.kind.name} frame for {frame.index}")
-        if frame.offset or frame.payload_bytes != len(target):
-            raise RequestRefused(
-                f"chunk {index} came with {frame.payload_bytes} bytes at offset {frame.offset}; this format has "
-                f"{len(target)} at 0",
-                Code.LENGTH_MISMATCH,
-            )
-        await self._stream.receive_into(target)
-
-    def delivery(self, chunks: Sequence[Chunk]) -> _Frames:
-        return _Frames(self, chunks)
-
-    def push(self, outgoing: Outgoing, nbytes: int) -> bool:
-        """In a worker thread: send what the peer takes; whether that was all."""
-        if self.pushes and outgoing:
-            self._inside = Inside.DELIVERING
-            self._patience_s = self._stream.push(outgoing, self._patience_s + nbytes / PATIENCE_BYTES_PER_SECOND)
-            self._inside = Inside.DELIVERING if outgoing else Inside.NOTHING
-        return not outgoing
-
-    async def send(self, outgoing: Outgoing, nbytes: int) -> None:
-        """Send the rest of frames with so much payload."""
-        self._inside = Inside.DELIVERING
-        async with self._in_time(nbytes):
-            await self._stream.send_all(outgoing)
-        self._inside = Inside.NOTHING
-
-    async def done(self, reply: Reply) -> None:
-        """End the exchange with its answer."""
-        self._inside = Inside.DELIVERING
-        await self._stream.send(Kind.DONE, self.request_id, reply)
-
-    @asynccontextmanager
-    async def _in_time(self, nbytes: int) -> AsyncIterator[None]:
-        """A peer that trickles, or stops, gives up its window after the time that a slow network would need."""
-        try:
-            async with asyncio.timeout(self._limits.hello_s + nbytes / self._limits.bytes_per_second_min):
-                yield
-        except TimeoutError as error:
-            raise ConnectionEnded("the payload moved too slowly") from error
-
-    async def fail(self, error: KvgwError) -> None:
-        """End the exchange with an error; the connection survives if it is still in step."""
-        if self._inside is Inside.DELIVERING:
-            raise ConnectionEnded("the exchange broke off inside a frame")
-        if self._inside is Inside.RECEIVING:
-            raise RequestRefused(str(error), error.code)  # the last that this connection hears
-        async with asyncio.timeout(self._limits.discard_s):
-            await self._discard_outstanding()
-            await self._stream.send(Kind.ERROR, self.request_id, wire.failure(error))
-
-    async def _discard_outstanding(self) -> None:
-        """The client is sending what it was asked for: it hears of the failure when all of that has come."""
-        scratch = memoryview(bytearray(_DISCARD_BYTES if self._outstanding else 0))
-        for _ in range(len(self._outstanding)):
-            frame, _ = await self._stream.receive()
-            left = frame.payload_bytes
-            while left:
-                piece = min(left, len(scratch))
-                await self._stream.receive_into(scratch[:piece])
-                left -= piece
-        self._outstanding = []
-
-
-class _Frames:
-    """Chunks of a GET on their way, as DATA frames."""
-
-    def __init__(self, exchange: _Exchange, chunks: Sequence[Chunk]) -> None:
-        self._exchange = exchange
-        self._outgoing = data_frames(exchange.request_id, chunks)
-        self._nbytes = sum(len(payload) for _, payload in chunks)
-
-    def push(self) -> bool:
-        return self._exchange.push(self._outgoing, self._nbytes)
-
-    async def finish(self) -> None:
-        await self._exchange.send(self._outgoing, self._nbytes)

@@ -49,7 +49,9 @@ async def serving(
         stack.push_async_callback(_cancel, crew)
         preparing = asyncio.create_task(_prepare_memory(gateway))
         stack.push_async_callback(_cancel, preparing)
-        limits = Limits(connections=_connection_limit(settings.server.connections))
+        connections, windows = _limits_by_descriptors(settings.server.connections)
+        limits = Limits(connections=connections)
+        gateway.rooms.lending.windows_max = windows
         node = gateway.rooms.catalog.node.node
         certificate = _certificate(settings.server)
 
@@ -124,13 +126,14 @@ async def _cancel(task: asyncio.Task[None]) -> None:
         await task
 
 
-def _connection_limit(wanted: int) -> int:
-    """Connections that the process's descriptors allow: accepting more would only fail later."""
+def _limits_by_descriptors(wanted: int) -> tuple[int, int]:
+    """Connections and shared windows that the process's descriptors allow: accepting more would only fail later."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < wanted + DESCRIPTORS_KEPT and soft < hard:
-        soft = min(hard, wanted + DESCRIPTORS_KEPT)
+    most = 2 * wanted + DESCRIPTORS_KEPT  # a connection is one, and so is the window that it may have
+    if soft < most and soft < hard:
+        soft = min(hard, most)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     limit = max(1, min(wanted, soft - DESCRIPTORS_KEPT)) if soft > DESCRIPTORS_KEPT else max(1, soft // 8)
     if limit < wanted:
         log.warning("at most %d connections instead of %d: the process may open only %d files", limit, wanted, soft)
-    return limit
+    return limit, min(wanted, max(0, soft - DESCRIPTORS_KEPT - limit))

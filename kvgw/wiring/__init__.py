@@ -30,7 +30,15 @@ from kvgw.runtime import Clock, Rng, SystemClock, SystemRng, ThreadWorkers, usab
 from kvgw.settings import Settings, SettingsError, StagingSettings
 from kvgw.wiring.catalog import open_database
 from kvgw.wiring.keys import open_keys
-from kvgw.wiring.start import allowance_of, first_start, outbox_limits_of, pace_of, policy_of, rates_of
+from kvgw.wiring.start import (
+    allowance_of,
+    first_start,
+    lending_of,
+    outbox_limits_of,
+    pace_of,
+    policy_of,
+    rates_of,
+)
 from kvgw.wiring.tiers import layered, open_audit_objects, open_nvme, open_s3, tracers_of
 from kvgw.witness import Witness
 from storage.arena import Arena
@@ -70,6 +78,7 @@ class Opened:
     def refresh_gauges(self) -> None:
         """Set the gauges that are read off rather than counted."""
         now = self.rooms.staging.statistics()
+        self.rooms.metrics.shared_window_bytes.set(self.rooms.lending.lent_bytes)
         for kind, count in (
             ("window", now.windows.used_bytes),
             ("clean", now.clean_bytes),
@@ -105,8 +114,7 @@ async def opened(
     world = world or system_world()
     check_siblings()
     async with AsyncExitStack() as stack:
-        folder = await DataFolder.open_within(data, wait_s)
-        stack.callback(folder.close)
+        folder = await _folder(stack, data, wait_s)
         workers = _threads(stack, ThreadWorkers())
         file_workers = _threads(stack, ThreadWorkers(max(4, 2 * usable_cpus()), "kvgw-file"))
         node = Node(folder.node_name(settings.node, world.rng), world.rng.token(8).hex(), _why_alone(settings))
@@ -126,6 +134,7 @@ async def opened(
             catalog=catalog,
             keyring=keyring,
             staging=staging,
+            lending=lending_of(settings, workers),
             tiers=layered(settings, nvme, s3),
             tracers=tracers_of(settings, folder.path, file_workers, nvme, s3),
             deletions=Deletions(database),
@@ -165,6 +174,12 @@ async def opened(
             s3=s3,
             first_token=first_token,
         )
+
+
+async def _folder(stack: AsyncExitStack, data: Path, wait_s: float) -> DataFolder:
+    folder = await DataFolder.open_within(data, wait_s)
+    stack.callback(folder.close)
+    return folder
 
 
 def _staging(stack: AsyncExitStack, settings: StagingSettings, clock: Clock) -> tuple[Arena, Staging]:

@@ -10,8 +10,15 @@ from kvgw.authenticate import token_row
 from kvgw.gateway.limiter import Allowance
 from kvgw.gateway.outbox import OutboxLimits
 from kvgw.maintenance.crew import Pace
-from kvgw.runtime import Rng
-from kvgw.settings import DefaultSettings, LimitSettings, MaintenanceSettings, WriteBackSettings
+from kvgw.runtime import Rng, Workers
+from kvgw.settings import (
+    DefaultSettings,
+    LimitSettings,
+    MaintenanceSettings,
+    Settings,
+    WriteBackSettings,
+)
+from storage.lending import Lending, LendingLimits
 from tenancy.access import DATA_PERMISSIONS, DEFAULT_NAMESPACE, Permission, new_token
 from tenancy.catalog import Catalog
 from tenancy.errors import KeyGone, KeyUnavailable, RegistryRefused
@@ -92,6 +99,17 @@ def pace_of(maintenance: MaintenanceSettings) -> Pace:
         nvme_orphan_grace=maintenance.nvme_orphan_grace_seconds,
         s3_orphan_grace=maintenance.s3_orphan_grace_seconds,
     )
+
+
+def lending_of(settings: Settings, workers: Workers) -> Lending:
+    """Who lends windows to clients of this host, one for each connection at most."""
+    shared = settings.shared_memory
+    limits = LendingLimits(
+        total_bytes=shared.bytes,
+        tenant_bytes=shared.tenant_bytes,
+        connection_bytes=shared.connection_bytes,
+    )
+    return Lending(limits, workers, windows_max=settings.server.connections)
 
 
 def outbox_limits_of(write_back: WriteBackSettings) -> OutboxLimits:

@@ -12,6 +12,7 @@ import asyncio
 import random
 import sys
 from pathlib import Path
+from unittest import mock
 
 from kvgw.breaker import BreakerOptions
 from kvgw.client import Client, ClientOptions, connect
@@ -55,8 +56,9 @@ def content_of(namespace: str, key: str) -> bytes:
 
 
 def client_of(socket: str, namespace: str) -> Client:
-    """A client that never gives up on its gateway."""
-    options = ClientOptions(namespace=namespace, breaker=BreakerOptions(failures=2**62))
+    """A client that never gives up on its gateway; in the second namespace over shared memory."""
+    breaker = BreakerOptions(failures=2**62)
+    options = ClientOptions(namespace=namespace, breaker=breaker, shared_memory=namespace == NAMESPACES[1])
     return connect(f"unix:{socket}", options=options)
 
 
@@ -129,6 +131,12 @@ class Storm:
 
 
 async def main(socket: str, diary: Path, seed: str) -> None:
+    small = mock.patch("kvgw.connection.COPIED_BYTES_MIN", 1)  # these chunks would go through the socket otherwise
+    with small:
+        await _storm(socket, diary, seed)
+
+
+async def _storm(socket: str, diary: Path, seed: str) -> None:
     async with asyncio.TaskGroup() as group:
         for namespace in NAMESPACES:
             for writer in range(WRITERS):

@@ -118,6 +118,16 @@ def test_without_redis_it_says_so(tiny: tuple[Report, str]) -> None:
 
 
 @pytest.mark.slow
+def test_a_run_over_shared_memory_moves_nothing_through_the_socket(short: Path) -> None:
+    report, printed = bench(short, "--transport", "shm", "--rounds", "1", PATH=str(short))
+    assert [(row.op, row.transport) for row in report.rows] == [("put", "shm"), ("get", "shm"), ("match64", "shm")]
+    for row in report.rows[:2]:
+        assert row.socket_share is not None, "of what a Unix socket moves"
+        assert row.cpu_share is not None
+    assert "transport shm" in printed
+
+
+@pytest.mark.slow
 @needs_redis
 def test_redis_in_the_same_rounds_over_tcp(short: Path) -> None:
     report, printed = bench(short, "--redis", "--transport", "tcp", "--rounds", "1")
@@ -207,7 +217,7 @@ def test_an_own_gateway_that_does_not_fit_is_refused(tmp_path: Path) -> None:
 
 
 def test_content_is_new_in_each_round_and_checked() -> None:
-    content = Content(4 * 100, 2 * 100)
+    content = Content(memoryview(bytearray(4 * 100)), memoryview(bytearray(2 * 100)))
     content.renew(100, 2, 2)
     first = [bytes(chunk) for chunks in content.chunks for chunk in chunks]
     content.renew(100, 2, 2)

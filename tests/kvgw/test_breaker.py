@@ -56,7 +56,8 @@ def test_half_open_admits_exactly_one_and_its_success_closes() -> None:
     assert not breaker.admit()
     clock.advance(0.02)
     assert breaker.state is BreakerState.HALF_OPEN
-    assert [breaker.admit() for _ in range(5)] == [True, False, False, False, False]
+    tries = [breaker.admit() for _ in range(5)]
+    assert tries == [True, False, False, False, False], "law 9: an outage is bounded: when its time is over one tries"
     breaker.succeeded()
     assert breaker.state is BreakerState.CLOSED
     assert all(breaker.admit() for _ in range(5))

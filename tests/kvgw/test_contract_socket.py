@@ -1,4 +1,4 @@
-"""The contract of all transports over the Unix socket and over TCP."""
+"""The contract of all transports over the Unix socket, over shared memory, and over TCP."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from tests.support.gateway_refusals import RefusalContract
 
 class TestUnixSocket(GatewayContract, RefusalContract, IsolationContract):
     kind = "unix"
+
+
+class TestSharedMemory(GatewayContract, RefusalContract, IsolationContract):
+    kind = "shm"
 
 
 class TestTcp(GatewayContract, RefusalContract, IsolationContract):

@@ -114,6 +114,25 @@ async def test_by_prefix_is_unsupported_where_the_chain_is_not_known(tmp_path: P
 
 
 @aio
+async def test_by_prefix_is_unsupported_where_an_engine_names_no_predecessors(tmp_path: Path) -> None:
+    """Chunks of several prompts in one store, in any order: no depth tells which of them follows which."""
+    async with house("embedded", tmp_path / "gw") as gateway:
+        client, admin = gateway.client(), Admin(gateway.opened)
+        registered = await client.register(format_of())
+        keys, later = keys_of(4), keys_of(2, "later")
+        chunks = payloads_of(registered, 6)
+        for stored, payloads in ((keys, chunks[:4]), (later, chunks[4:])):
+            await client.put(registered, stored, payloads, chained=False)
+            for key in (*stored, b"never stored"):
+                body = {"prefix": {"format": registered.fingerprint.hex(), "key": key.hex()}}
+                refused = await admin.ask("POST", "/v1/tenants/-/namespaces/default/deletions", body, peer=os.geteuid())
+                assert (refused.status_code, "unsupported" in refused.text) == (400, True), key
+        await client.delete(registered, [*keys[1:], *later])
+        alone = {"prefix": {"format": registered.fingerprint.hex(), "key": keys[0].hex()}}
+        assert (await delete(gateway, alone))["entries"] == 1, "nothing is left that could follow it"
+
+
+@aio
 async def test_by_format_and_by_age(tmp_path: Path) -> None:
     clock = ManualClock()
     async with house("embedded", tmp_path / "gw", clock=clock) as gateway:

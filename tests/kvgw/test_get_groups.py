@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 from msgspec.structs import replace
 
-from kvgw.gateway.payloads import groups
+from kvgw.gateway.payloads import group_size, groups
 from kvgw.model import Outcome
 from kvgw.settings import StagingSettings
 from storage.tier import blob_name
@@ -20,10 +20,10 @@ CHUNK = 16 * 1024
 
 
 def test_groups_are_cut_by_bytes_and_by_what_a_tenant_may_hold() -> None:
-    assert [len(group) for group in groups(range(100), 64 * 1024, 1 << 30)] == [16] * 6 + [4]
-    assert [len(group) for group in groups(range(3), 64 * MIB, 1 << 30)] == [1, 1, 1]
-    assert [len(group) for group in groups(range(4), 64 * 1024, 512 * 1024)] == [2, 2]
-    assert list(groups([], 1, 1)) == []
+    assert [len(group) for group in groups(range(100), group_size(64 * 1024, 1 << 30))] == [16] * 6 + [4]
+    assert [len(group) for group in groups(range(3), group_size(64 * MIB, 1 << 30))] == [1, 1, 1]
+    assert [len(group) for group in groups(range(4), group_size(64 * 1024, 512 * 1024))] == [2, 2]
+    assert list(groups([], 1)) == []
 
 
 async def names_of(gateway: House, keys: list[bytes]) -> list[str]:
@@ -49,7 +49,7 @@ def damage_file(folder: Path, name: str) -> None:
     file.write_bytes(content)
 
 
-@pytest.mark.parametrize("kind", ["unix", "tcp", "embedded"])
+@pytest.mark.parametrize("kind", ["unix", "shm", "tcp", "embedded"])
 @aio
 async def test_a_broken_chunk_costs_its_group_nothing(tmp_path: Path, kind: Kind) -> None:
     async with house(kind, tmp_path / "gw") as gateway:
@@ -78,7 +78,7 @@ async def test_a_broken_chunk_costs_its_group_nothing(tmp_path: Path, kind: Kind
         assert report.outcome is Outcome.OK
 
 
-@pytest.mark.parametrize("kind", ["unix", "embedded"])
+@pytest.mark.parametrize("kind", ["unix", "shm", "embedded"])
 @aio
 async def test_readers_with_little_memory_all_get_everything(tmp_path: Path, kind: Kind) -> None:
     settings = replace(SMALL, staging=StagingSettings(bytes=4 * MIB, tenants=1))
@@ -106,8 +106,8 @@ async def test_what_is_pushed_and_what_is_not_arrives_alike(tmp_path: Path) -> N
         await client.put(registered, keys, payloads)
         for patience in (0.0, 1e-9, 1.0):
             with (
-                mock.patch("kvgw.server.connection.PATIENCE_SECONDS", patience),
-                mock.patch("kvgw.server.connection.PATIENCE_BYTES_PER_SECOND", 1e18),
+                mock.patch("kvgw.server.exchange.PATIENCE_SECONDS", patience),
+                mock.patch("kvgw.server.exchange.PATIENCE_BYTES_PER_SECOND", 1e18),
             ):
                 assert (await read(client, registered, keys))[1] == payloads
         await gateway.check_clean()

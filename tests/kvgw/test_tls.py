@@ -212,7 +212,7 @@ async def test_a_connection_that_is_cut_inside_tls_is_an_outage(tmp_path: Path) 
     async with tls_house(tmp_path / "gw", check=False) as gateway:
         client = gateway.client()
         registered = await client.register(format_of())
-        stream = client._transport._free[0]  # type: ignore[attr-defined]
+        stream = client._transport._free[0].stream  # type: ignore[attr-defined]
         stream._channel._plain._socket.shutdown(socket.SHUT_RDWR)
         match = await client.match(registered, keys_of(1))
         assert (match.count, match.outcome.value) == (0, "outage")

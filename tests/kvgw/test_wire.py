@@ -77,7 +77,7 @@ def test_any_prefix_is_a_bounded_frame_or_refused(data: bytes) -> None:
         (2, b"\x00", "wire version 0; this side speaks 1 to 1"),
         (2, b"\x02", "wire version 2; this side speaks 1 to 1"),
         (3, b"\x00", "unknown kind of frame 0"),
-        (3, b"\x08", "unknown kind of frame 8"),
+        (3, b"\x0b", "unknown kind of frame 11"),
         (8, (wire.HEADER_BYTES_MAX + 1).to_bytes(4, "big"), "over the limit"),
         (8, b"\xff" * 4, "over the limit"),
         (16, (CHUNK_BYTES_MAX + 1).to_bytes(8, "big"), "payload ends"),

@@ -318,13 +318,23 @@ def _spying_put(travelled: list[int]) -> Any:
     real = Gateway.put
 
     async def put(self: Gateway, caller: Any, request: Any, source: Any) -> Any:
-        receive = source.receive
+        wanted, shared, receive = source.wanted, source.shared, source.receive
+        asked: list[int] = []
 
-        async def spied(chunks: Any) -> None:
+        async def spied_wanted(indices: Any) -> None:
+            asked.extend(indices)
+            await wanted(indices)
+
+        async def spied_shared(most: int, nbytes: int) -> Any:
+            lying = await shared(most, nbytes)
+            travelled.extend(asked[len(travelled) : len(travelled) + len(lying)])
+            return lying
+
+        async def spied_receive(chunks: Any) -> None:
             travelled.extend(index for index, _ in chunks)
             await receive(chunks)
 
-        with mock.patch.object(source, "receive", spied):
+        with mock.patch.multiple(source, wanted=spied_wanted, shared=spied_shared, receive=spied_receive):
             return await real(self, caller, request, source)
 
     return put

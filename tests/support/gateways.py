@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +18,7 @@ from kvgw.authenticate import token_row
 from kvgw.client import Client, ClientOptions
 from kvgw.embedded import EmbeddedTransport
 from kvgw.endpoint import Endpoint, TcpEndpoint, UnixEndpoint
+from kvgw.held import HeldWindows
 from kvgw.kvformat import KVFormat, LayerGroup
 from kvgw.maintenance.crew import Crew, Pace
 from kvgw.model import NamespaceCreateRequest
@@ -40,7 +41,8 @@ from tests.support.manual_clock import ManualClock
 MIB = 1024 * 1024
 YEAR_MS = 365 * 86_400_000
 
-Kind = Literal["embedded", "unix", "tcp"]
+Kind = Literal["embedded", "unix", "shm", "tcp"]
+"""``shm``: over the Unix socket, with payloads of every length in windows that the gateway lends."""
 
 SMALL = Settings(
     server=ServerSettings(http=""),
@@ -114,7 +116,7 @@ class House:
             transport = EmbeddedTransport(self.opened.gateway, self.owner)
         else:
             given = token or (self.token if isinstance(self.endpoint, TcpEndpoint) else None)
-            transport = SocketTransport(self.endpoint, given)
+            transport = SocketTransport(self.endpoint, given, windows=HeldWindows() if self.kind == "shm" else None)
         client = Client(transport, ClientOptions(namespace=namespace, **options))
         self._clients.append(client)
         return client
@@ -187,6 +189,8 @@ class House:
         """What somebody still holds; empty when nobody does."""
         now = self.opened.rooms.staging.statistics()
         connections = int(self.opened.rooms.metrics.registry.get_sample_value("kvgw_connections") or 0)
+        idle = [connection for one in self._clients if isinstance(one._transport, SocketTransport)
+                for connection in one._transport._free]  # fmt: skip
         ((reservations,),) = await self.rows("SELECT count(*) FROM reservation")
         found = {
             "window bytes": now.windows.used_bytes,
@@ -196,8 +200,8 @@ class House:
             "lingering brackets": now.lingering,
             "waiters": now.waiters,
             "reservations": int(reservations),
-            "connections": connections - sum(len(one._transport._free) for one in self._clients
-                                             if isinstance(one._transport, SocketTransport)),
+            "connections": connections - len(idle),
+            "shared windows": self.opened.rooms.lending.count - sum(one.window is not None for one in idle),
         }  # fmt: skip
         return {name: count for name, count in found.items() if count}
 
@@ -218,7 +222,11 @@ async def house(
 
     `settings` choose catalog and tiers. On a manual clock a database server's own clock is left out, as on SQLite.
     """
-    with _database_without_a_clock() if clock else nullcontext():
+    with ExitStack() as stack:
+        if clock:
+            stack.enter_context(_database_without_a_clock())
+        if kind == "shm":  # otherwise only large payloads are
+            stack.enter_context(mock.patch("kvgw.connection.COPIED_BYTES_MIN", 1))
         async with _house(kind, folder, clock, settings, check) as made:
             yield made
 
@@ -243,7 +251,7 @@ async def _house(
     if kind == "tcp":
         settings = replace_fields(settings, server=replace_fields(settings.server, listen="127.0.0.1:0"))
     async with serving(settings, folder, world=world_of(clock)) as served:
-        wanted = UnixEndpoint if kind == "unix" else TcpEndpoint
+        wanted = TcpEndpoint if kind == "tcp" else UnixEndpoint
         endpoint = next(one for one in served.endpoints if isinstance(one, wanted))
         async with _clients_of(House(served.gateway, kind, endpoint, _token_of(served.gateway), clock), check) as made:
             yield made
