@@ -88,6 +88,10 @@ class Channel(Protocol):
         """While this is open: where descriptors go that come with what is received. Otherwise none is taken."""
         ...
 
+    def over(self) -> bool:
+        """Whether it is of no more use, asked while nothing is expected: the peer has ended it, or spoke unasked."""
+        ...
+
     def close(self) -> None:
         """End the connection; a second call does nothing."""
         ...
@@ -223,6 +227,18 @@ class PlainChannel:
             except OSError as error:
                 raise ConnectionEnded(str(error)) from error
         return max(0.0, patience_s)
+
+    def over(self) -> bool:
+        return self.receive_at_once(1, socket.MSG_PEEK) is not None
+
+    def receive_at_once(self, most: int, flags: int = 0) -> bytes | None:
+        """What has come already; nothing when the peer has ended, or is gone; None when it is silent."""
+        try:
+            return self._socket.recv(most, flags)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return b""
 
     def close(self) -> None:
         with contextlib.suppress(OSError):

@@ -91,6 +91,10 @@ class FrameStream:
         """In a worker thread, while nothing else is sent: as much of `outgoing` as the peer takes; see `Channel`."""
         return self._channel.push(outgoing, patience_s)
 
+    def over(self) -> bool:
+        """Whether it is of no more use, asked between two exchanges: see `Channel`."""
+        return bool(self._unread) or self._channel.over()
+
     def close(self) -> None:
         """Close the connection; a second call does nothing."""
         self._channel.close()

@@ -98,6 +98,16 @@ class TlsChannel:
     def accepting(self) -> AbstractContextManager[list[int]]:
         return nullcontext([])
 
+    def over(self) -> bool:
+        while data := self._plain.receive_at_once(TLS_PIECE_BYTES):  # what TLS says to itself, as session tickets
+            self._incoming.write(data)
+        try:
+            return data is not None or bool(self._tls.read(1))
+        except ssl.SSLWantReadError:
+            return False
+        except ssl.SSLError:
+            return True
+
     async def _fill(self) -> bool:
         """Receive some of what the peer sent; False when it has ended."""
         count = await self._plain.receive_some(self._scratch)

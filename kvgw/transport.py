@@ -148,6 +148,8 @@ class SocketTransport:
         held = self._windows.holding(payloads)
         if held is not None and held in self._lent:
             async with held.lock:
+                if held.connection is not None and held.connection.stream.over():
+                    held.end()
                 if held.connection is not None:
                     async with self._on(held.connection, held) as exchange:
                         yield exchange
@@ -195,9 +197,15 @@ class SocketTransport:
         return await Connection.open(self._endpoint, self._token, self._tls)
 
     def _take_free(self) -> Connection | None:
+        """One that the gateway has not ended meanwhile, as it does when it is restarted."""
         if self._closed:
             raise Outage("the client is closed")
-        return self._free.pop() if self._free else None
+        while self._free:
+            connection = self._free.pop()
+            if not connection.stream.over():
+                return connection
+            connection.close()
+        return None
 
     def _leave_to_parent(self) -> None:
         """A forked child shares its parent's connections; using or ending one would break the parent's exchanges."""

@@ -149,6 +149,7 @@ class GroupReader:
     async def _deliver_alone(self, part: Part, room: Room, turn: asyncio.Event, *, last: bool) -> None:
         """Deliver a chunk from the first tier whose blob opens; from none it is a miss."""
         name = self._name(part.found)
+        refused: set[str] = set()
         for tier in self._sources(name, part.found):
             try:
                 async with self._filled(tier, name, part.found) as reading:
@@ -156,12 +157,14 @@ class GroupReader:
                     origin = STAGING if reading.was_resident else tier
                     rest = await self._open([opening], room, turn, last=last)
                     if opening.fault is None and not reading.was_resident:
-                        self._promote(tier, name, part.found)
+                        self._promote(tier, name, part.found, wanted="nvme" in refused or not part.found.on_nvme)
                 if opening.fault is None:
                     await self._finish([opening], rest, origin, turn)
                     return
+                refused.add(tier)
                 await self._refuse(tier, name, part.found, opening.fault)
             except (BlobMissing, BlobDamaged) as error:
+                refused.add(tier)
                 await self._refuse(tier, name, part.found, error)
             except (TierUnavailable, TierMisconfigured, TimeoutError) as error:
                 self.degraded = f"the {tier} tier did not answer: {error}" if str(error) else f"{tier} timed out"
@@ -237,9 +240,9 @@ class GroupReader:
         if dead:
             rooms.backlog.note_dead(scope)
 
-    def _promote(self, tier: str, name: str, found: FoundChunk) -> None:
-        """A blob read from below is due on NVMe; until it is there the resident stays."""
-        if tier == "s3" and "nvme" in self.rooms.tiers and not found.on_nvme and self.rooms.staging.soil(name):
+    def _promote(self, tier: str, name: str, found: FoundChunk, *, wanted: bool) -> None:
+        """A blob read from below that NVMe has not, or not whole, is due there; until then the resident stays."""
+        if tier == "s3" and wanted and "nvme" in self.rooms.tiers and self.rooms.staging.soil(name):
             self.rooms.backlog.note_promotion(self.place.scope, found.blob_id)
 
     def _name(self, found: FoundChunk) -> str:

@@ -72,7 +72,7 @@ async def test_S09_a_file_torn_at_any_page_is_a_miss_and_quarantined(tmp_path: P
 
 @aio
 async def test_S10_exchanged_blobs_are_noticed_and_made_good_from_s3(tmp_path: Path) -> None:
-    """The read that finds it is served by S3; the next one that S3 serves brings the good bytes back to NVMe."""
+    """The read that finds it is served by S3, and brings the good bytes back to NVMe."""
     s3 = CountingTier()
     async with works(tmp_path, s3=s3) as one:
         await one.put(4, durability=Durability.S3)
@@ -82,10 +82,10 @@ async def test_S10_exchanged_blobs_are_noticed_and_made_good_from_s3(tmp_path: P
         assert len({len(content) for content in contents}) == 1, "of the same size, each of them whole and valid"
         for file, content in zip(files, [*contents[1:], contents[0]], strict=True):
             file.write_bytes(content)
-        for reads in (4, 8, 8):
+        for _ in range(2):
             one.forget_staging()
             assert await one.hits(4) == [0, 1, 2, 3], "`hits` fails on wrong bytes"
-            assert len(s3.reads) == reads, "one read of S3 for each chunk, and none when NVMe is good again"
+            assert len(s3.reads) == 4, "one read of S3 for each chunk, and none when NVMe is good again"
             await take_up_backlog(one.crew)
         assert sorted(file.read_bytes() for file in one.blob_files()) == sorted(contents)
         assert (await states(one))[("nvme", "ok")] == 4
