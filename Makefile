@@ -6,15 +6,23 @@ TORCH_INDEX ?=
 WORKERS ?= 2
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
+ATTACK_ARGS ?=
 TORTURE_ARGS ?=
 SCALE_ARGS ?=
+SOAK_ARGS ?=
+PEERS_ARGS ?=
+ROUNDS ?= 9
+JSON ?=
+PLOT ?=
 ENGINE_TESTS ?= engine
 
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ENGINES := .venv-engines
-OVERLAYS := $(wildcard .venv-sglang/.installed .venv-lmcache/.installed)
+# What was run whole renews the table of engines. The argument: the report that pytest wrote.
+RENEW = $(if $(PYTEST_ARGS)$(filter-out engine,$(ENGINE_TESTS)),,$(BIN)/python -m tests.engines.compatibility $(1))
+OVERLAYS := $(wildcard .venv-sglang/.installed .venv-lmcache/.installed .venv-vllm-tier/.installed)
 LOCKS := requirements/dev.lock requirements/torch.lock
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --no-compile
@@ -31,7 +39,7 @@ STACK := KVGW_COMPOSE_SECRETS='$(COMPOSE_SECRETS)' KVGW_COMPOSE_MINIO_PORT=$(MIN
 	KVGW_COMPOSE_POSTGRES_PORT=$(POSTGRES_PORT) $(COMPOSE)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-all test-engines test-sglang test-lmcache torture-gateways bench-gateways demo lint types docs clean compose-up compose-test compose-down
+.PHONY: help setup setup-engines test test-all test-engines test-sglang test-lmcache test-vllm-tier attacks torture torture-slice torture-long torture-gateways bench-gateways bench-peers demo demo-vllm lint types docs clean compose-up compose-test compose-down
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -60,15 +68,25 @@ test: $(STAMP) ## Lint, types, layers and all tests but the slow ones
 test-all: $(STAMP) ## The same with the slow tests
 	$(PYTEST)
 
+setup-engines: $(ENGINES)/.installed .venv-sglang/.installed .venv-lmcache/.installed .venv-vllm-tier/.installed ## Build the environments of all engines
+
 test-engines: $(STAMP) $(ENGINES)/.installed ## The adapters inside real engines on the CPU; ENGINE_TESTS=smoke: five minutes of it
-	KVGW_TEST_VLLM='$(CURDIR)/$(ENGINES)/bin/python' $(BIN)/python -m pytest -rs -m '$(ENGINE_TESTS)' $(PYTEST_ARGS) tests/engines
+	KVGW_TEST_VLLM='$(CURDIR)/$(ENGINES)/bin/python' $(BIN)/python -m pytest -rs -m '$(ENGINE_TESTS)' --junitxml=build/engines/vllm.xml $(PYTEST_ARGS) tests/engines
+	$(if $(filter engine,$(ENGINE_TESTS)),$(BIN)/python -m pytest -rs --junitxml=build/engines/others.xml $(PYTEST_ARGS) tests/engines/test_transformers.py tests/engines/test_vllm_conformance.py)
+	$(call RENEW,build/engines/vllm.xml build/engines/others.xml)
 	$(if $(OVERLAYS),$(MAKE) $(OVERLAYS:.venv-%/.installed=test-%))
 
 test-sglang: .venv-sglang/.installed ## SGLang's storage backend in the released SGLang, without a GPU
-	.venv-sglang/bin/python -m pytest -rs -W default -m '$(ENGINE_TESTS)' $(PYTEST_ARGS) tests/engines/test_sglang.py
+	.venv-sglang/bin/python -m pytest -rs -W default -m '$(ENGINE_TESTS)' --junitxml=build/engines/sglang.xml $(PYTEST_ARGS) tests/engines/test_sglang.py
+	$(call RENEW,build/engines/sglang.xml)
 
 test-lmcache: .venv-lmcache/.installed ## LMCache's L2 adapter in the released LMCache, without a GPU
-	.venv-lmcache/bin/python -m pytest -rs -W default -m '$(ENGINE_TESTS)' $(PYTEST_ARGS) tests/engines/test_lmcache.py tests/engines/test_lmcache_storage.py
+	.venv-lmcache/bin/python -m pytest -rs -W default -m '$(ENGINE_TESTS)' --junitxml=build/engines/lmcache.xml $(PYTEST_ARGS) tests/engines/test_lmcache.py tests/engines/test_lmcache_storage.py
+	$(call RENEW,build/engines/lmcache.xml)
+
+test-vllm-tier: .venv-vllm-tier/.installed ## vLLM's secondary tier in the released vLLM, without a GPU
+	.venv-vllm-tier/bin/python -m pytest -rs -W default -m '$(ENGINE_TESTS)' --junitxml=build/engines/vllm-tier.xml $(PYTEST_ARGS) tests/engines/test_vllm_tier.py
+	$(call RENEW,build/engines/vllm-tier.xml)
 
 # Over the developers' environment: what an engine needs besides comes first on the path, the rest is there.
 .venv-%/.installed: requirements/engines-%.lock $(STAMP)
@@ -84,8 +102,24 @@ $(ENGINES)/.installed: requirements/engines-vllm.lock
 	@test -x $(ENGINES)/bin/python || $(PYTHON) -m venv $(ENGINES)
 	@echo "setup: vLLM (requirements/engines-vllm.lock), about 2.5 GB in $(ENGINES)"
 	@$(ENGINES)/bin/python -m pip --disable-pip-version-check install --quiet --no-compile --no-deps $(TORCH_INDEX:%=--extra-index-url %) -r $<
-	@$(ENGINES)/bin/python -m compileall -q -j 2 $(ENGINES)/lib
+	@# torch brings a file in the syntax of a newer Python, which fails here and is imported by nothing.
+	@$(ENGINES)/bin/python -m compileall -q -j 2 -x py312_intrinsics $(ENGINES)/lib
 	@touch $@
+
+soak: $(STAMP) ## Half an hour of mixed load, watched for what should not grow; SOAK_ARGS
+	$(BIN)/python -m tests.soak $(SOAK_ARGS)
+
+attacks: $(STAMP) ## The same eight attacks on kvgw, LMCache, Redis and Mooncake, side by side; installs them. ATTACK_ARGS
+	$(BIN)/python -m tests.attacks $(ATTACK_ARGS)
+
+torture: $(STAMP) ## Twenty minutes of kills and faults by the thousand, and what must hold all the same; JSON=FILE
+	$(BIN)/python -m tests.torture.run $(JSON:%=--json '%') $(TORTURE_ARGS)
+
+torture-slice: $(STAMP) ## Three minutes of it
+	$(BIN)/python -m tests.torture.run --seconds 80 $(JSON:%=--json '%') $(TORTURE_ARGS)
+
+torture-long: $(STAMP) ## Three hours of it
+	$(BIN)/python -m tests.torture.run --seconds 10800 $(JSON:%=--json '%') $(TORTURE_ARGS)
 
 torture-gateways: $(STAMP) ## Five minutes of three gateways over one PostgreSQL and one S3, one killed every 20 s
 	$(BIN)/python -m tests.torture.three_gateways $(TORTURE_ARGS)
@@ -93,8 +127,14 @@ torture-gateways: $(STAMP) ## Five minutes of three gateways over one PostgreSQL
 bench-gateways: $(STAMP) ## GET throughput through 1, 2 and 4 gateway processes over one PostgreSQL and one S3
 	$(BIN)/python -m tests.scale_gateways $(SCALE_ARGS)
 
+bench-peers: $(STAMP) ## Beside Redis, memcached, LMCache, Mooncake and S3 clients; installs them. JSON=FILE, PLOT=FILE, ROUNDS=9
+	$(BIN)/python -m tests.bench_peers --rounds $(ROUNDS) $(JSON:%=--json '%') $(PLOT:%=--plot '%') $(PEERS_ARGS)
+
 demo: $(STAMP) ## The demo: a real language model over a gateway, no service needed
 	$(BIN)/python docs/demo/demo.py $(DEMO_ARGS)
+
+demo-vllm: $(STAMP) $(ENGINES)/.installed ## The demo with vLLM: two of its servers, one after the other, share long documents
+	$(BIN)/python docs/demo/demo_vllm.py $(DEMO_ARGS)
 
 lint: $(STAMP) ## Lint, format and layers only
 	$(BIN)/ruff check .
@@ -104,8 +144,9 @@ lint: $(STAMP) ## Lint, format and layers only
 types: $(STAMP) ## Types only
 	$(BIN)/mypy
 
-docs: $(STAMP) ## Write docs/settings.md and docs/metrics.md anew from the code
+docs: $(STAMP) ## Write docs/settings.md, metrics.md, tests.md and cases.md anew from the code and the tests
 	$(BIN)/python docs/generate.py
+	$(BIN)/python -m tests.support.catalogue
 
 compose-up: ## MinIO, PostgreSQL and two gateways in Docker, with secrets of their own
 	sh deploy/secrets.sh '$(COMPOSE_SECRETS)'
