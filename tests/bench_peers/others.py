@@ -37,6 +37,7 @@ NEEDS: Final = {
     "mooncake": Needs(
         "mooncake", library="ibverbs", packages=("libibverbs1", "libnl-3-200", "libnl-route-3-200", "libnuma1")
     ),
+    "obstore": Needs("obstore"),
 }
 
 
@@ -113,6 +114,14 @@ async def s3(subject: str, bucket: BucketPlace, folder: Path) -> AsyncIterator[C
     """aiobotocore of the developers' own environment, tuned or as it comes. The S3 server's CPU time is not counted."""
     about = About(f"aiobotocore {subject.removeprefix('s3-')}", version("aiobotocore"), "http", "s3")
     async with _client(about, subject, bucket.line(), folder, None) as one:
+        yield Peer(about, one, ())
+
+
+@asynccontextmanager
+async def obstore(environment: Environment, bucket: BucketPlace, folder: Path) -> AsyncIterator[Contender]:
+    """The same with obstore, in an environment of its own."""
+    about = About("obstore", _version(environment, "obstore"), "http", "s3")
+    async with _client(about, "s3-obstore", bucket.line(), folder, environment) as one:
         yield Peer(about, one, ())
 
 

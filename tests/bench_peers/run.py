@@ -38,7 +38,7 @@ SYSTEMS: Final[Mapping[Tier, tuple[str, ...]]] = {
         "mooncake",
     ),
     "nvme": ("kvgw-nvme",),
-    "s3": ("kvgw-s3", "s3-tuned", "s3-default"),
+    "s3": ("kvgw-s3", "s3-tuned", "s3-default", "s3-obstore"),
 }
 """By the names that --only and --skip take."""
 
@@ -51,6 +51,7 @@ ENVIRONMENTS: Final = {
     "memcached": "memcached",
     "lmcache": "lmcache",
     "mooncake": "mooncake",
+    "s3-obstore": "obstore",
 }
 
 
@@ -179,7 +180,13 @@ def _contender(
         return gateways.in_tier("nvme", None, folder)
     if name in SYSTEMS["s3"]:
         assert bucket is not None
-        return gateways.in_tier("s3", bucket, folder) if name == "kvgw-s3" else others.s3(name, bucket, folder)
+        match name:
+            case "kvgw-s3":
+                return gateways.in_tier("s3", bucket, folder)
+            case "s3-obstore":
+                return others.obstore(environments[ENVIRONMENTS[name]], bucket, folder)
+            case _:
+                return others.s3(name, bucket, folder)
     environment = environments[ENVIRONMENTS[name]]
     match name:
         case "redis" | "redis-py":

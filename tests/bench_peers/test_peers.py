@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import mmap
 import os
 import signal
@@ -18,10 +19,12 @@ import pytest
 from kvgw.bench.plan import KIB, MIB, Case, Limit, Sample
 from tests.bench_peers.__main__ import main
 from tests.bench_peers.contenders import About, drop_cached
-from tests.bench_peers.environments import Needs, PeerAbsent, prepare
+from tests.bench_peers.environments import ROOT, Needs, PeerAbsent, prepare
+from tests.bench_peers.others import NEEDS
+from tests.bench_peers.peers import MODULES
 from tests.bench_peers.plan import CASES, Report, Row, Step, schedule, turned
 from tests.bench_peers.report import Figures, plot, rows, tables
-from tests.bench_peers.run import SYSTEMS, Run
+from tests.bench_peers.run import ENVIRONMENTS, SYSTEMS, Run
 from tests.kvgw.test_bench import environment, left_running, until
 
 BIG = Case(4 * MIB, 16, 4, ("put", "get"))
@@ -272,9 +275,19 @@ def test_it_needs_a_round(capsys: pytest.CaptureFixture[str]) -> None:
 def test_names_are_systems_of_one_tier_each() -> None:
     names = [name for systems in SYSTEMS.values() for name in systems]
     assert len(set(names)) == len(names)
-    assert {"kvgw-unix", "kvgw-tcp", "redis", "lmcache", "mooncake", "memcached", "s3-tuned", "s3-default"} <= set(
-        names
-    )
+    stores = {"redis", "lmcache", "mooncake", "memcached", "s3-tuned", "s3-default", "s3-obstore"}
+    assert {"kvgw-unix", "kvgw-tcp", *stores} <= set(names)
+
+
+def test_every_peer_has_a_client_and_a_lock_where_it_has_an_environment() -> None:
+    peers = {name for names in SYSTEMS.values() for name in names if not name.startswith("kvgw-")}
+    assert set(MODULES) == peers
+    assert all(importlib.util.find_spec(module) for module in MODULES.values())
+    assert set(ENVIRONMENTS) <= peers
+    assert set(ENVIRONMENTS.values()) == set(NEEDS)
+    for name, needs in NEEDS.items():
+        assert needs.peer == name
+        assert (ROOT / "requirements" / f"bench-{name}.lock").is_file()
 
 
 @pytest.mark.slow

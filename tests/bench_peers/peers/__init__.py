@@ -21,6 +21,7 @@ MODULES: Final = {
     "mooncake": "tests.bench_peers.peers.mooncake",
     "s3-tuned": "tests.bench_peers.peers.s3_tuned",
     "s3-default": "tests.bench_peers.peers.s3_default",
+    "s3-obstore": "tests.bench_peers.peers.s3_obstore",
 }
 
 
