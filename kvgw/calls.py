@@ -68,7 +68,8 @@ class Calls:
 
         What lies in shared memory is not copied on its way to and from the gateway. Operations on one window take
         turns. A `get` that is cancelled, or gets no answer in time, costs a shared window: every later call with memory
-        in it is an outage. The memory ends with the block; release slices and arrays over it before.
+        in it is an outage. A `put` that is given up leaves it to you: what was not read by then is never stored. The
+        memory ends with the block; release slices and arrays over it before.
         """
         if not 1 <= nbytes <= WINDOW_BYTES_MAX:
             raise FormatError(f"a window has 1 to {WINDOW_BYTES_MAX} bytes, not {nbytes}")

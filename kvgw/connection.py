@@ -81,6 +81,8 @@ class Connection:
             return
         try:
             given = _decoded(header, WindowGiven).nbytes
+            if given < least:
+                raise wire.broken(f"lent a window of {given} bytes where at least {least} were asked for")
         except BaseException:
             os.close(descriptor)
             raise

@@ -125,6 +125,8 @@ class FleetTransport:
     async def lend(self, nbytes: int) -> HeldWindow | None:
         """From the first gateway of this host that lends it; what another one serves is copied."""
         for member in self._members:
+            if member.breaker.state is BreakerState.OPEN:
+                continue  # one that did not answer lately would take the others' time
             try:
                 held = await member.transport.lend(nbytes)
             except Outage:

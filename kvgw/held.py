@@ -65,8 +65,8 @@ class HeldWindows:
     def remove(self, held: HeldWindow) -> None:
         self._held.remove(held)
 
-    def holding(self, buffers: Sequence[memoryview]) -> HeldWindow | None:
-        """The window that the first of `buffers` lies in. Raises `Outage` when any lies in one that is lost."""
+    def check(self, buffers: Sequence[memoryview]) -> None:
+        """Raises `Outage` when any of `buffers` lies in a window that is lost."""
         for held in self._held:
             if held.lost and any(held.has(buffer) for buffer in buffers):
                 error = Outage(
@@ -75,4 +75,8 @@ class HeldWindows:
                 )
                 error.answered = True  # it says nothing about the gateway
                 raise error
+
+    def holding(self, buffers: Sequence[memoryview]) -> HeldWindow | None:
+        """The window that the first of `buffers` lies in. Raises as `check` does."""
+        self.check(buffers)
         return next((held for held in self._held if buffers and held.has(buffers[0])), None)

@@ -6,6 +6,7 @@ import ctypes
 import fcntl
 import mmap
 import os
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Final
 
@@ -41,18 +42,21 @@ class SharedWindow:
 
     def offset_of(self, buffer: memoryview) -> int | None:
         """Where `buffer`, which is not empty, begins in the window; None if it does not lie inside."""
-        if buffer.readonly:
-            return None  # there is no way to its address
         offset = address_of(buffer) - self._address
         return offset if 0 <= offset <= self.nbytes - len(buffer) else None
 
     def places_of(self, buffers: Sequence[memoryview]) -> list[int]:
-        """Offsets of the leading run of `buffers` that lies in the window."""
+        """Offsets of the leading run of `buffers`, all of one length, that lies in the window without overlapping."""
         offsets: list[int] = []
+        ascending: list[int] = []
         for buffer in buffers:
             offset = self.offset_of(buffer)
             if offset is None:
                 break
+            at = bisect_left(ascending, offset - len(buffer) + 1)
+            if at < len(ascending) and ascending[at] < offset + len(buffer):
+                break
+            ascending.insert(at, offset)
             offsets.append(offset)
         return offsets
 
@@ -76,6 +80,31 @@ class SharedWindow:
             return  # it goes with the last of them
 
 
+class _Buffer(ctypes.Structure):
+    """``Py_buffer`` of the stable ABI: the only way to the address of memory that is read-only here."""
+
+    _fields_ = (
+        ("buf", ctypes.c_void_p),
+        ("obj", ctypes.c_void_p),
+        ("len", ctypes.c_ssize_t),
+        ("itemsize", ctypes.c_ssize_t),
+        ("readonly", ctypes.c_int),
+        ("ndim", ctypes.c_int),
+        ("format", ctypes.c_void_p),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("suboffsets", ctypes.c_void_p),
+        ("internal", ctypes.c_void_p),
+    )
+
+
 def address_of(buffer: memoryview) -> int:
-    """Where the bytes of a writable buffer begin in this process."""
-    return ctypes.addressof(ctypes.c_ubyte.from_buffer(buffer))
+    """Where the bytes of a buffer, which is not empty, begin in this process."""
+    if not buffer.readonly:
+        return ctypes.addressof(ctypes.c_ubyte.from_buffer(buffer))
+    seen = _Buffer()
+    ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(buffer), ctypes.byref(seen), 0)
+    try:
+        return int(seen.buf)
+    finally:
+        ctypes.pythonapi.PyBuffer_Release(ctypes.byref(seen))

@@ -148,6 +148,7 @@ class SocketTransport:
         held = self._windows.holding(payloads)
         if held is not None and held in self._lent:
             async with held.lock:
+                self._windows.check(payloads)  # it may have been lost while this call waited for its turn
                 if held.connection is not None and held.connection.stream.over():
                     held.end()
                 if held.connection is not None:
@@ -155,6 +156,7 @@ class SocketTransport:
                         yield exchange
                     return
         async with self._limit:
+            self._windows.check(payloads)
             connection = await self._with_room(sum(map(len, payloads)))
             async with self._on(connection, None) as exchange:
                 yield exchange
@@ -183,9 +185,14 @@ class SocketTransport:
             return connection
         try:
             await connection.make_room(nbytes)
-        except (ConnectionEnded, Outage):
-            # Whatever is between this client and the gateway passes no descriptors: never again then.
+        except ConnectionEnded:
             connection.close()
+            return await self._connect()
+        except Outage as error:
+            connection.close()
+            if error.answered:
+                raise
+            # Whatever is between this client and the gateway passes no descriptors: never again then.
             self._shares = False
             return await self._connect()
         except BaseException:

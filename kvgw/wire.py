@@ -28,6 +28,9 @@ does not name travel as before. A window belongs to its connection and ends with
     WINDOW → WINDOW                                      between exchanges
     PUT    → WANTED, PLACES …, DATA … → DONE             the bytes are in their places when PLACES is sent
     PLACES, GET → OPENED for verified chunks …, DATA …, DONE
+
+Until the answer of such a PUT the client leaves its bytes as they are and says nothing more. One that gives up ends the
+connection before it uses the memory again: the gateway commits nothing whose client had left when all was read.
 """
 
 from __future__ import annotations

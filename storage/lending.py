@@ -6,6 +6,7 @@ loop's thread; windows are made and unmapped in worker threads, since both take 
 
 from __future__ import annotations
 
+import asyncio
 import mmap
 from collections import Counter
 from dataclasses import dataclass
@@ -45,6 +46,8 @@ class Lending:
         self._held: Counter[UUID] = Counter()
         self._count = 0
         self._lingering: list[Loan] = []
+        self._making = asyncio.Lock()
+        """One window is made at a time: whoever asks again and again takes one worker thread from the others."""
 
     @property
     def enabled(self) -> bool:
@@ -76,7 +79,8 @@ class Lending:
         self._count += 1
         made: list[SharedWindow] = []
         try:
-            await self._workers.run(lambda: made.append(SharedWindow(nbytes)))
+            async with self._making:
+                await self._workers.run(lambda: made.append(SharedWindow(nbytes)))
         except OSError:  # no memory or no descriptor is left for it
             self._forget(tenant, nbytes)
             return None

@@ -31,8 +31,13 @@ def is_short(staging: Staging) -> bool:
 
     The rest is written on from the disk. So a tier that is away fills the disk, as far as that has room, not staging.
     """
+    return dirty_room(staging) < 0
+
+
+def dirty_room(staging: Staging) -> int:
+    """So many bytes more may wait in staging before it is short; less than 0 when it is."""
     now = staging.statistics()
-    return now.dirty_bytes > SHORT_SHARE * (now.windows.capacity_bytes + now.residents.capacity_bytes)
+    return int(SHORT_SHARE * (now.windows.capacity_bytes + now.residents.capacity_bytes)) - now.dirty_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,6 +41,10 @@ class PayloadSource(Protocol):
         """Receive the payloads of the next wanted chunks, each into memory of exactly its length."""
         ...
 
+    def check(self) -> None:
+        """Called when all has been read. Raises if the client gave up before: what it shared was free for other use."""
+        ...
+
 
 class Delivery(Protocol):
     """Verified chunks on their way to the client. Their memory is the gateway's again when all of it has left."""

@@ -58,6 +58,7 @@ class PutVerb:
             if not reserved.wanted:
                 return self._metered(batch, kv_format, _reply(batch, now_ms, reserved.have, reserved.over_quota, None))
             await writing.receive_all(reserved.wanted, source)
+            source.check()  # before anything points at bytes that may have become those of another chunk
             rooms.fence.check()
         except BaseException:
             await finish(asyncio.ensure_future(self._undo(writing, reservation_id)))

@@ -15,7 +15,7 @@ from typing import Final
 
 from kvgw.errors import Code, Outage
 from kvgw.gateway.directory import Place
-from kvgw.gateway.outbox import is_short
+from kvgw.gateway.outbox import dirty_room
 from kvgw.gateway.payloads import INLINE_BYTES, PayloadSource, group_size, shared_group_size
 from kvgw.gateway.rooms import Rooms
 from kvgw.model import Durability
@@ -149,10 +149,20 @@ class GroupWriter:
                     if not births:
                         await stack.aclose()
                     written = await self._write_through(run, drafts)
-                    on_disk = "nvme" in written and is_short(self.rooms.staging)
-                    for one, draft, result in zip(run, drafts, sealed, strict=True):
-                        self.chunks.append(_new_chunk(one, address, result, written))
-                        draft.publish(dirty=len(written) < len(self.batch.tiers) and not on_disk)
+                    self.chunks += [
+                        _new_chunk(one, address, result, written) for one, result in zip(run, sealed, strict=True)
+                    ]
+                    self._publish(drafts, written)
+
+    def _publish(self, drafts: Sequence[Draft], written: frozenset[str]) -> None:
+        """What is due in a tier stays until it is there; of what this disk has already, as much as is cheap to keep."""
+        due = len(written) < len(self.batch.tiers)
+        room = dirty_room(self.rooms.staging) if "nvme" in written else None
+        for draft in drafts:
+            stays = due and (room is None or room > 0)
+            draft.publish(dirty=stays)
+            if stays and room is not None:
+                room -= self.batch.sealed_length
 
     def _births(self, indices: Sequence[int]) -> list[_Birth]:
         each = BLOB_ID_BYTES + SALT_BYTES

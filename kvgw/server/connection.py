@@ -75,28 +75,32 @@ class Connection:
             await self._end_loan()
 
     async def _welcome(self) -> Hello:
+        async with asyncio.timeout(self._limits.hello_s):
+            if self._tls is not None:
+                await self._tls.handshake()
+            frame, header = await self._stream.receive(HELLO_BYTES_MAX)
+            if frame.kind is not Kind.HELLO or frame.payload_bytes:
+                raise RequestRefused("a connection begins with HELLO")
+            hello = wire.decode(header, Hello)
+            version = wire.agree_version(hello.versions)
+            caller = await self._known(hello)
+            welcome = Welcome(
+                version,
+                kvgw.__version__,
+                self._node,
+                str(caller.tenant),
+                caller.default_namespace,
+                lends=self._is_local and self._gateway.lends,
+            )
+            await self._stream.send(Kind.WELCOME, 0, welcome)
+        return hello
+
+    async def _known(self, hello: Hello) -> Caller:
+        """Who is calling, asked outside of a request: when that cannot be had, the connection ends with the reason."""
         try:
-            async with asyncio.timeout(self._limits.hello_s):
-                if self._tls is not None:
-                    await self._tls.handshake()
-                frame, header = await self._stream.receive(HELLO_BYTES_MAX)
-                if frame.kind is not Kind.HELLO or frame.payload_bytes:
-                    raise RequestRefused("a connection begins with HELLO")
-                hello = wire.decode(header, Hello)
-                version = wire.agree_version(hello.versions)
-                caller = await self._authenticate(hello)
-                welcome = Welcome(
-                    version,
-                    kvgw.__version__,
-                    self._node,
-                    str(caller.tenant),
-                    caller.default_namespace,
-                    lends=self._is_local and self._gateway.lends,
-                )
-                await self._stream.send(Kind.WELCOME, 0, welcome)
+            return await self._authenticate(hello)
         except Outage as error:
             raise RequestRefused(f"cannot authenticate now: {error}", Code.UNAVAILABLE) from error
-        return hello
 
     async def _authenticate(self, hello: Hello) -> Caller:
         """Who is calling; asked again for each request, so that a token that was revoked ends (I18)."""
@@ -164,7 +168,7 @@ class Connection:
             raise RequestRefused("a window is lent over a Unix socket, and asked for without a payload")
         asked = wire.decode(header, WindowAsked)
         await self._end_loan()
-        caller = await self._authenticate(hello)
+        caller = await self._known(hello)
         if self._windows_left > 0:
             self._windows_left -= 1
             self._loan = await self._gateway.lend(caller, asked.least, asked.most)

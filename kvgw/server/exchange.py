@@ -58,6 +58,8 @@ class Exchange:
         """The prefix of a payload that was received where places might have come."""
         self._travelling = window is None
         """What is still wanted travels: there are no more places."""
+        self._reads_places = False
+        """Payloads of this PUT lie in the window."""
         self._outstanding = 0
         """Wanted payloads of which nothing was received yet."""
         self._patience_s = PATIENCE_SECONDS
@@ -86,6 +88,7 @@ class Exchange:
         if len(offsets) > self._outstanding:
             raise RequestRefused(f"{len(offsets)} places came for {self._outstanding} wanted chunks")
         shared = self._claim(offsets, nbytes)
+        self._reads_places = True
         self._outstanding -= len(offsets)
         self._inside = Inside.NOTHING
         return shared
@@ -97,6 +100,10 @@ class Exchange:
             for index, target in chunks:
                 await self._receive(index, target)
         self._inside = Inside.NOTHING
+
+    def check(self) -> None:
+        if self._reads_places and self._stream.over():
+            raise ConnectionEnded("the client gave up, or spoke, while its memory was read")
 
     async def _receive(self, index: int, target: memoryview) -> None:
         frame = await self._next_payload()

@@ -30,7 +30,7 @@ from kvgw.settings import ServerSettings, SettingsError, StagingSettings
 from kvgw.tls import ServerCertificate, client_context
 from tests.support.aio import aio
 from tests.support.encrypted import encrypted, tls_house
-from tests.support.gateways import MIB, SMALL, format_of, house, keys_of, payloads_of, read
+from tests.support.gateways import MIB, SMALL, format_of, house, keys_of, payloads_of, read, until
 from tests.support.tls import Authority
 
 BOUND_S = 5.0
@@ -213,8 +213,10 @@ async def test_a_connection_that_is_cut_inside_tls_is_an_outage(tmp_path: Path) 
         client = gateway.client()
         registered = await client.register(format_of())
         stream = client._transport._free[0].stream  # type: ignore[attr-defined]
+        call = asyncio.create_task(client.wait(registered, keys_of(1), deadline_s=BOUND_S))
+        await until(lambda: not client._transport._free)  # type: ignore[attr-defined]
         stream._channel._plain._socket.shutdown(socket.SHUT_RDWR)
-        match = await client.match(registered, keys_of(1))
+        match = await call
         assert (match.count, match.outcome.value) == (0, "outage")
         assert (await client.match(registered, keys_of(1))).outcome.value == "ok", "the next connection is a new one"
 

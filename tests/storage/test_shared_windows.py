@@ -162,6 +162,29 @@ async def test_memory_or_descriptors_that_are_not_there_are_a_no(monkeypatch: py
         assert (pool.count, pool.lent_bytes, len(os.listdir("/proc/self/fd"))) == (0, 0, files)
 
 
+@aio
+async def test_law_6_windows_are_made_one_at_a_time() -> None:
+    most = 0
+
+    class Slow(Inline):
+        inside = 0
+
+        async def run(self, work):  # type: ignore[no-untyped-def]
+            nonlocal most
+            self.inside += 1
+            most = max(most, self.inside)
+            await asyncio.sleep(0)
+            self.inside -= 1
+            return work()
+
+    pool = lending()
+    pool._workers = Slow()
+    loans = await asyncio.gather(*(lent(pool, tenant, 1) for tenant in (A, B, C)))
+    assert (pool.count, most) == (3, 1)
+    for loan in loans:
+        await pool.give_back(loan)
+
+
 def _refuses(*_: object) -> None:
     raise OSError(12, "no memory")
 
