@@ -39,7 +39,7 @@ def claim_due(
     limit: int,
     bytes_max: int | None = None,
 ) -> list[DueWrite]:
-    """Take on writes into a tier that are due, or whose owner let its lease run out.
+    """Take on writes into a tier that are due, or whose owner let its lease run out, or was this disk's before us.
 
     Only of blobs that this process can read: from its staging, this node's NVMe, or S3. At most `limit`, and of
     `bytes_max` bytes in all, but one whatever its size. Since when they are due is not changed by trying.
@@ -48,6 +48,8 @@ def claim_due(
     free = or_(
         and_(placement.c.state == "due", placement.c.not_before_ms <= now_ms),
         and_(placement.c.state == "writing", placement.c.lease_ms <= now_ms),
+        # The folder is one process's at a time: whoever else began a write into it has ended.
+        and_(placement.c.state == "writing", placement.c.tier == "nvme", placement.c.owner != node.boot),
     )
     names = connection.execute(
         select(placement.c.blob_id, placement.c.tier, placement.c.node, placement.c.length)

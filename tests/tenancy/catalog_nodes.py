@@ -76,6 +76,17 @@ class CatalogNodes(BenchSuite):
             ]  # fmt: skip
 
     @aio
+    async def test_a_process_takes_over_at_once_what_its_node_was_writing_to_its_own_disk(self) -> None:
+        """The lease is for others; of those that share a folder only one can be alive."""
+        async with self.bench() as bench:
+            blob = (await bench.put("a", durability="staged")).blobs["a"]
+            await bench.catalog.finish_writes(bench.scope, await bench.claim("s3"), bench.now)
+            assert [one.blob_id for one in await bench.claim("nvme")] == [blob]
+            assert await bench.claim("nvme") == [], "it is writing it"
+            assert [one.blob_id for one in await bench.claim("nvme", node=AFTER_RESTART)] == [blob]
+            assert await bench.claim("nvme", node=AFTER_RESTART) == []
+
+    @aio
     async def test_on_disk_means_for_good_and_here(self) -> None:
         async with self.bench() as bench:
             here, staged = await bench.put("a"), await bench.put("b", durability="staged")
