@@ -114,7 +114,7 @@ def up(target: str = "head") -> Callable[[Connection], None]:
 
 async def filled(server: Postgres) -> Database:
     """A catalog of revision 0001 with about `ROWS` rows in every table that has any."""
-    made = Database(server, empty=False)
+    made = await asyncio.to_thread(Database, server, empty=False)
     async with postgres_backend(server, made.name) as backend:
         bench = await Bench.make(backend)
         for start in range(0, ROWS, 20):
@@ -170,7 +170,8 @@ def test_R55_filled_tables_go_up_and_down_and_keep_every_row(postgres: Postgres)
     assert made.snapshot() == newest
 
 
-def test_R55_killed_at_any_statement_it_is_exactly_old_or_new(postgres: Postgres) -> None:
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 6])
+def test_R55_killed_at_any_statement_it_is_exactly_old_or_new(postgres: Postgres, every: int) -> None:
     """Up and down, with death before each statement in turn; the connection simply ends, as with a killed process."""
 
     async def body() -> None:
@@ -179,11 +180,11 @@ def test_R55_killed_at_any_statement_it_is_exactly_old_or_new(postgres: Postgres
             old, deaths = made.snapshot(), 0
             async with made.opened() as database:
                 whole = await database.read(shape)
-                while await dies(database, move, deaths + 1):
+                while await dies(database, move, every * deaths + 1):
                     deaths += 1
                     assert (deaths, await database.read(shape)) == (deaths, whole)
                     assert deaths % 9 or made.snapshot() == old
-            assert deaths > 20
+            assert every * deaths > 20
             assert made.snapshot() != old
 
     asyncio.run(body())
