@@ -58,7 +58,7 @@ def needles_of(names: list[str], contents: list[bytes]) -> list[bytes]:
     return [CANARY, *(name.rpartition("/")[2].encode() for name in names), *(one[1000:1064] for one in contents)]
 
 
-@pytest.mark.parametrize("kind", ["label", "namespace"])
+@pytest.mark.parametrize("kind", [pytest.param("label", marks=pytest.mark.slow), "namespace"])
 @aio
 async def test_S22_on_sqlite_and_nvme(tmp_path: Path, kind: str) -> None:
     """Law 5. What is sealed may stay in given-back memory until it is used again; what is not sealed may not."""
@@ -187,7 +187,7 @@ LEAKS = {
 @pytest.mark.s3
 @pytest.mark.postgres
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("kind", ["label", "namespace"])
+@pytest.mark.parametrize("kind", [pytest.param("label", marks=pytest.mark.slow), "namespace"])
 def test_S23_a_leak_in_any_tier_makes_verification_fail_and_names_it(
     postgres: Any, seaweed: Any, tmp_path: Path, kind: str
 ) -> None:

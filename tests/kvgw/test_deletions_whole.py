@@ -276,7 +276,7 @@ async def test_a_protected_namespace_is_not_deleted(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("kind", ["label", "namespace"])
+@pytest.mark.parametrize("kind", [pytest.param("label", marks=pytest.mark.slow), "namespace"])
 @aio
 async def test_S02_whatever_call_of_a_deletion_fails_the_job_comes_to_its_end(tmp_path: Path, kind: str) -> None:
     """Laws 1 and 5: call N fails, for every N; nothing that was acknowledged is read, and the receipt is right."""
