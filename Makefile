@@ -70,7 +70,7 @@ test-all: $(STAMP) ## The same with the slow tests
 
 setup-engines: $(ENGINES)/.installed .venv-sglang/.installed .venv-lmcache/.installed .venv-vllm-tier/.installed ## Build the environments of all engines
 
-test-engines: $(STAMP) $(ENGINES)/.installed ## The adapters inside real engines on the CPU; ENGINE_TESTS=smoke: five minutes of it
+test-engines: $(STAMP) $(ENGINES)/.installed ## The adapters inside real engines on the CPU; ENGINE_TESTS=smoke: six minutes of it
 	KVGW_TEST_VLLM='$(CURDIR)/$(ENGINES)/bin/python' $(BIN)/python -m pytest -rs -m '$(ENGINE_TESTS)' --junitxml=build/engines/vllm.xml $(PYTEST_ARGS) tests/engines
 	$(if $(filter engine,$(ENGINE_TESTS)),$(BIN)/python -m pytest -rs --junitxml=build/engines/others.xml $(PYTEST_ARGS) tests/engines/test_transformers.py tests/engines/test_vllm_conformance.py)
 	$(call RENEW,build/engines/vllm.xml build/engines/others.xml)

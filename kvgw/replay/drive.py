@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from blake3 import blake3
 
+from kvgw.bench.subjects import format_of as bench_format
 from kvgw.client import Client
-from kvgw.kvformat import KVFormat, LayerGroup
+from kvgw.kvformat import KVFormat
 from kvgw.model import Outcome, PutOutcome
 from kvgw.replay.outcome import Tally
 from kvgw.replay.plan import ReplayOptions
@@ -56,9 +57,9 @@ class Traffic:
         tally.blocks += len(keys)
         if not keys:
             return
-        started = time.perf_counter()
+        started = self._clock.monotonic()
         match = await self._client.match(registered, keys, deadline_s=CALL_SECONDS)
-        tally.match_s.append(time.perf_counter() - started)
+        tally.match_s.append(self._clock.monotonic() - started)
         tally.outages += match.outcome is Outcome.OUTAGE
         tally.matched += match.count
         there = await self._read(registered, keys[: match.count])
@@ -72,9 +73,9 @@ class Traffic:
         for first in range(0, len(keys), AT_ONCE):
             some = keys[first : first + AT_ONCE]
             buffers = self._buffers[: len(some)]
-            started = time.perf_counter()
+            started = self._clock.monotonic()
             report = await self._client.get(registered, some, buffers, deadline_s=CALL_SECONDS)
-            tally.get_s.append(time.perf_counter() - started)
+            tally.get_s.append(self._clock.monotonic() - started)
             tally.outages += report.outcome is Outcome.OUTAGE
             tally.tiers.update(hit.tier for hit in report.hits if hit.index < report.leading)
             for key, buffer in zip(some[: report.leading], buffers, strict=False):
@@ -91,7 +92,7 @@ class Traffic:
         tally = self.tally
         for at in range(first, len(keys), AT_ONCE):
             some = keys[at : at + AT_ONCE]
-            started = time.perf_counter()
+            started = self._clock.monotonic()
             report = await self._client.put(
                 registered,
                 some,
@@ -101,7 +102,7 @@ class Traffic:
                 ttl=LIFE_SECONDS,
                 deadline_s=CALL_SECONDS,
             )
-            tally.put_s.append(time.perf_counter() - started)
+            tally.put_s.append(self._clock.monotonic() - started)
             tally.outages += report.outcome is Outcome.OUTAGE
             tally.stored += report.outcomes.count(PutOutcome.STORED)
             if report.stored < len(some):
@@ -120,22 +121,10 @@ def content_of(key: bytes, length: int) -> bytes:
 
 
 def format_of(bytes_per_token: int) -> KVFormat:
-    """The KV format of a replay: one layer with so many bytes for each token."""
-    return KVFormat(
+    """The KV format of a replay: chunks of one block, with so many bytes for each token."""
+    return replace(
+        bench_format(bytes_per_token * BLOCK_TOKENS),
         model="kvgw/replay",
-        weights="1",
-        tokenizer="1",
-        kv_dtype="uint8",
-        kv_quantisation=None,
-        adapter=None,
-        adapter_digest=None,
-        positions=("kind", "none"),
-        attention=(LayerGroup("state", 1, state_bytes=bytes_per_token * BLOCK_TOKENS),),
-        layout="bytes",
-        tokens_per_chunk=BLOCK_TOKENS,
         engine="kvgw replay",
-        engine_abi="1",
-        parallel=(1, 0, 1, 0, 1, 0),
-        multimodal=None,
-        extra=(),
+        tokens_per_chunk=BLOCK_TOKENS,
     )

@@ -14,6 +14,7 @@ import re
 import shutil
 import socket
 import subprocess
+from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,7 +116,7 @@ def _last_line(log: Path) -> str:
     return (log.read_text(errors="replace").strip().splitlines() or [""])[-1][-200:]
 
 
-class LMCacheSubject:
+class LMCacheSubject(ABC):
     """LMCache over a store in a process of its own, or over its local disk."""
 
     title: ClassVar[str] = "LMCache"
@@ -142,11 +143,13 @@ class LMCacheSubject:
             raise
         return made
 
+    @abstractmethod
     async def _start(self) -> None:
         """Start the store's own process, if it has one."""
 
+    @abstractmethod
     def _settings(self) -> dict[str, Any]:
-        raise NotImplementedError
+        """LMCache's settings for this store."""
 
     async def _engine(self, who: Asker) -> Worker:
         kind = (who.revision, who.dtype)
@@ -213,6 +216,9 @@ class LocalDisk(LMCacheSubject):
     """LMCache's local disk backend: files beside the engine."""
 
     title = "LMCache, local disk"
+
+    async def _start(self) -> None:
+        """LMCache writes the files itself."""
 
     def _settings(self) -> dict[str, Any]:
         return {"local_disk": str(self._folder / "disk")}

@@ -70,15 +70,14 @@ async def test_when_the_time_is_over_it_loads_what_came_and_computes_the_rest(tm
     async with (
         house("unix", tmp_path) as gateway,
         engine(options_for(gateway)) as prefill,
-        engine(options_for(gateway, store=False, wait_deadline_s=0.6)) as decode,
+        engine(options_for(gateway, store=False, wait_deadline_s=3.0)) as decode,
     ):
         await serve(prefill, PROMPT[: 3 * CHUNK + 1])
         for number in (1, 2):
             started = time.monotonic()
             assert (await serve(decode, PROMPT)).loaded == 3 * CHUNK
-            assert 0.5 < time.monotonic() - started < 10, "it waited for as long as it was told, behind the lookup"
-            # On a machine that is busy the gateway's answer may come behind the deadline: then there was none.
-            assert decode.counters.total("waits_over") + decode.counters.total("lookup_outages") == number
+            assert 2.5 < time.monotonic() - started < 10, "it waited for as long as it was told, behind the lookup"
+            assert decode.counters.total("waits_over") == number
         assert decode.counters.total("lookups_late") == 0
 
 
