@@ -27,6 +27,8 @@ from tests.support.manual_clock import ManualClock
 
 STORED, HAVE, CONFLICT = PutOutcome.STORED, PutOutcome.HAVE, PutOutcome.CONFLICT
 DAY_S = 86_400
+MEASURED = 3
+"""A machine that stands still for a moment proves nothing; a call that overstays does so each time."""
 ON_DISK = "SELECT state FROM placement WHERE tier = 'nvme'"
 
 
@@ -288,10 +290,15 @@ class GatewayContract:
             await client.put(registered, keys, payloads)
             slow = mock.patch.object(type(gateway.opened.rooms.catalog), "lookup", _never)
             with slow:
-                started = time.monotonic()
-                answers = [await client.match(registered, keys)]
-                answers += await asyncio.gather(*(client.match(registered, keys) for _ in range(5)))
-                assert time.monotonic() - started < 2 * 0.2 + 0.25, "each call ends with its own deadline"
+                for _ in range(MEASURED):
+                    started = time.monotonic()
+                    answers = [await client.match(registered, keys)]
+                    answers += await asyncio.gather(*(client.match(registered, keys) for _ in range(5)))
+                    took = time.monotonic() - started
+                    if took < 2 * 0.2 + 0.25:
+                        break
+                else:
+                    pytest.fail(f"two calls, one after the other, took {took:.2f} s: each ends with its own deadline")
                 assert {(one.count, one.outcome) for one in answers} == {(0, Outcome.OUTAGE)}
                 with pytest.raises(Outage):
                     await client.match(registered, keys, on_error="raise")
