@@ -7,6 +7,8 @@ WORKERS ?= 2
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
 ATTACK_ARGS ?=
+FUZZ_ARGS ?=
+FUZZ_SECONDS ?= 60
 TORTURE_ARGS ?=
 SCALE_ARGS ?=
 SOAK_ARGS ?=
@@ -39,7 +41,7 @@ STACK := KVGW_COMPOSE_SECRETS='$(COMPOSE_SECRETS)' KVGW_COMPOSE_MINIO_PORT=$(MIN
 	KVGW_COMPOSE_POSTGRES_PORT=$(POSTGRES_PORT) $(COMPOSE)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-engines test test-all test-engines test-sglang test-lmcache test-vllm-tier attacks torture torture-slice torture-long torture-gateways bench-gateways bench-peers demo demo-vllm lint types docs clean compose-up compose-test compose-down
+.PHONY: help setup setup-engines test test-all test-engines test-sglang test-lmcache test-vllm-tier soak attacks fuzz torture torture-slice torture-long torture-gateways bench-gateways bench-peers demo demo-vllm lint types docs clean compose-up compose-test compose-down
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -88,15 +90,22 @@ test-vllm-tier: .venv-vllm-tier/.installed ## vLLM's secondary tier in the relea
 	.venv-vllm-tier/bin/python -m pytest -rs -W default -m '$(ENGINE_TESTS)' --junitxml=build/engines/vllm-tier.xml $(PYTEST_ARGS) tests/engines/test_vllm_tier.py
 	$(call RENEW,build/engines/vllm-tier.xml)
 
-# Over the developers' environment: what an engine needs besides comes first on the path, the rest is there.
+# Over the developers' environment: what is needed besides comes first on the path, the rest is there.
+define OVERLAY
+@test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+@rm -f $(@D)/lib/python*/site-packages/developers.pth
+@echo "setup: $< in $(@D)"
+@$(@D)/bin/python -m pip --disable-pip-version-check install --quiet --no-compile --no-deps -r $<
+@for folder in $(CURDIR)/$(VENV)/lib/python*/site-packages; do echo "$$folder"; done > $(@D)/developers
+@for folder in $(@D)/lib/python*/site-packages; do mv $(@D)/developers "$$folder/developers.pth"; done
+@touch $@
+endef
+
 .venv-%/.installed: requirements/engines-%.lock $(STAMP)
-	@test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
-	@rm -f .venv-$*/lib/python*/site-packages/developers.pth
-	@echo "setup: $* (requirements/engines-$*.lock) in .venv-$*"
-	@.venv-$*/bin/python -m pip --disable-pip-version-check install --quiet --no-compile --no-deps -r $<
-	@for folder in $(CURDIR)/$(VENV)/lib/python*/site-packages; do echo "$$folder"; done > .venv-$*/developers
-	@for folder in .venv-$*/lib/python*/site-packages; do mv .venv-$*/developers "$$folder/developers.pth"; done
-	@touch $@
+	$(OVERLAY)
+
+.venv-fuzz/.installed: requirements/fuzz.lock $(STAMP)
+	$(OVERLAY)
 
 $(ENGINES)/.installed: requirements/engines-vllm.lock
 	@test -x $(ENGINES)/bin/python || $(PYTHON) -m venv $(ENGINES)
@@ -111,6 +120,9 @@ soak: $(STAMP) ## Half an hour of mixed load, watched for what should not grow; 
 
 attacks: $(STAMP) ## The same eight attacks on kvgw, LMCache, Redis and Mooncake, side by side; installs them. ATTACK_ARGS
 	$(BIN)/python -m tests.attacks $(ATTACK_ARGS)
+
+fuzz: .venv-fuzz/.installed ## Every parser of foreign bytes under a coverage-guided fuzzer, FUZZ_SECONDS=60 for each
+	.venv-fuzz/bin/python -m tests.fuzz --seconds $(FUZZ_SECONDS) $(FUZZ_ARGS)
 
 torture: $(STAMP) ## Twenty minutes of kills and faults by the thousand, and what must hold all the same; JSON=FILE
 	$(BIN)/python -m tests.torture.run $(JSON:%=--json '%') $(TORTURE_ARGS)

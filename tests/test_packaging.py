@@ -95,7 +95,7 @@ def lock() -> dict[str, str]:
     lines = [
         line.split("#")[0].split(";")[0].strip()
         for file in sorted((ROOT / "requirements").glob("*.lock"))
-        if not file.name.startswith(("bench-", "engines-"))  # environments of their own
+        if not file.name.startswith(("bench-", "engines-", "fuzz"))  # environments of their own
         for line in file.read_text(encoding="utf-8").splitlines()
     ]
     pins = [line for line in lines if line]
