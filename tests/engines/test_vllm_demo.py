@@ -92,7 +92,7 @@ def test_a_missing_environment_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("how", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_what_was_started_is_ended_when_it_is_interrupted(tmp_path: Path, how: signal.Signals) -> None:
     python = tmp_path / "python"
     python.write_text(STAND_IN.format(folder=tmp_path))

@@ -33,7 +33,7 @@ from tests.support.postgres import Postgres
 from tests.support.seaweed import S3Server
 from tests.support.several import Footing
 
-QUICK, THOROUGH = 20, 170
+QUICK, THOROUGH = 8, 170
 """Cases of each route: in every run, and for the 5,000 of F01."""
 POWERS = ["ns:read", "ns:admin", "tenant:admin", "audit:read", "metrics:read", "key:rotate", "shred", "operator"]
 CHECKS = [

@@ -153,10 +153,11 @@ class AuditContract(BenchSuite):
     """On any database; `raw` gives a connection of one who may do everything."""
 
     @pytest.mark.timeout(300)
+    @pytest.mark.parametrize("rows", [60, pytest.param(ROWS, marks=pytest.mark.slow)])
     @aio
-    async def test_S21_every_record_flipped_deleted_inserted_swapped_and_truncated(self) -> None:
+    async def test_S21_every_record_flipped_deleted_inserted_swapped_and_truncated(self, rows: int) -> None:
         async with self.backend() as backend:
-            await backend.transact(lambda connection: check_every_record(Log.written(connection, ROWS)))
+            await backend.transact(lambda connection: check_every_record(Log.written(connection, rows)))
 
     @aio
     async def test_S21_the_head_and_the_checkpoints_are_part_of_it(self) -> None:
