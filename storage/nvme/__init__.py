@@ -6,8 +6,12 @@ owner     one process per folder, named to whoever comes second
 tree      directories below the folder, reached without following a symbolic link
 listing   what lies in it
 files     the blocking file operations
+blocks    bytes between memory and a file, past the page cache
+changes   what callers want written or removed, each with its own end
+spares    files made before they are needed
+lanes     where changes wait, and from where they go together
 space     how much is used, how much is being written, and whether the disk still takes more
-tier      the tier: one hop to a worker thread per call
+tier      the tier: one hop to a worker thread per call, or for several
 tracing   what there is, found from outside, for whoever proves a deletion
 """
 

@@ -2,30 +2,38 @@
 
 Order of a write (law 1 and 8): temporary file, reserve space, bytes, data sync, rename, directory sync. Whatever
 goes wrong before the rename leaves nothing; whatever goes wrong after it leaves at worst a whole blob nobody asked
-for. A file is never changed in place.
+for. A file is never changed in place. Several blobs take each step together, so that one commit of the file system's
+journal serves them all.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import itertools
 import os
 import stat
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Final
 
 from storage.errors import BlobDamaged, BlobMissing, TierFull
-from storage.nvme.listing import Directory, blob_directories, blobs_in, split_name
-from storage.nvme.opening import Opened
-from storage.nvme.space import Claim, Space
+from storage.nvme.blocks import BLOCK, Pages, read_whole, write_whole
+from storage.nvme.changes import Removal, Write, by_directory
+from storage.nvme.listing import Directory, blob_directories, blobs_in, length_of, split_name
+from storage.nvme.opening import NO_SPACE, Opened
+from storage.nvme.space import PLENTY, Space
+from storage.nvme.spares import Spares
 from storage.nvme.tree import SyncFailed, Tree, sync_data, sync_directory
 from storage.tier import BlobInfo
 
 _CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 # O_NONBLOCK: opening a FIFO that someone planted under a blob's name must not wait for its writer.
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+
+_FOLDERS_AT_ONCE: Final = 32
+"""Directories that one removal holds open."""
 
 
 class BlobFiles:
@@ -36,31 +44,48 @@ class BlobFiles:
         self._temporary_fd = opened.temporary_fd
         self._file_system = opened.file_system
         self._space = space
+        self._pages = Pages()
+        able = self._file_system.direct and self._file_system.preallocates
+        self.spares = Spares(opened.temporary_fd, space, self._has_plenty, able=able)
         self._serial = itertools.count()
         # Looking at what a name holds, changing it and counting is one step, so that the count stays exact.
         self._changing = threading.Lock()
         self._used = dict(opened.census.used)
 
-    def write(self, name: str, sealed: memoryview) -> None:
-        """Store one blob durably. Raises `OSError`, `SyncFailed`, `TierFull` or `TierUnavailable`."""
-        directory, leaf = split_name(name)
-        temporary = f"{leaf}.{next(self._serial)}"
-        with self._space.claim(len(sealed)) as claim:
-            self._check_free(len(sealed))
-            try:
-                self._write_temporary(temporary, sealed)
-                self._publish(temporary, directory, leaf, claim)
-            except BaseException:
-                with contextlib.suppress(OSError):  # gone after the rename; what stays is removed at the next opening
-                    os.unlink(temporary, dir_fd=self._temporary_fd)
-                raise
+    def write(self, writes: Sequence[Write]) -> None:
+        """Store blobs durably, each whole or not at all. Raises nothing: each has its own end, a success or an error.
+
+        Errors are `OSError`, `SyncFailed`, `TierFull`, `TierUnavailable`. One that fails keeps no other; but names that
+        their directory could not make durable fail together.
+        """
+        staged = [one for one in writes if self._attempt(one, self._write_temporary)]
+        synced = [one for one in staged if self._attempt(one, self._sync)]
+        with ExitStack() as folders:
+            published = list(self._publish(synced, folders))  # all of them before the first directory is synced
+            for fd, named in published:
+                self._sync_names(fd, named)
+
+    def remove(self, removals: Sequence[Removal]) -> None:
+        """Remove blobs durably, as many as possible. Raises nothing: the error of each is the first that resisted.
+
+        Errors are `OSError` and `SyncFailed`. A directory is synced even if the blob is not there: an earlier removal
+        may not have got that far.
+        """
+        folders: dict[Directory, list[tuple[Removal, str]]] = {}
+        for removal in removals:
+            removal.succeed()
+            for directory, leaves in by_directory(removal.names).items():
+                folders.setdefault(directory, []).extend((removal, leaf) for leaf in leaves)
+        rest = iter(folders.items())
+        while run := list(itertools.islice(rest, _FOLDERS_AT_ONCE)):
+            self._remove_from(run)
 
     def read_into(self, name: str, target: memoryview) -> None:
         """Fill `target` with one blob. Raises `BlobMissing`, `BlobDamaged` or `OSError`."""
         directory, leaf = split_name(name)
         try:
             with self._tree.open(*directory) as directory_fd:
-                fd = os.open(leaf, _READ, dir_fd=directory_fd)
+                fd = self._open_blob(leaf, directory_fd)
         except FileNotFoundError as error:
             raise BlobMissing(f"there is no blob {name} on NVMe") from error
         except OSError as error:
@@ -68,7 +93,7 @@ class BlobFiles:
                 raise BlobDamaged(f"blob {name} on NVMe lies behind a symbolic link or no folder; remove it") from error
             raise
         try:
-            _read_whole(fd, name, target)
+            self._read_whole(fd, name, target)
         except BlobDamaged:
             self._recount(directory)
             raise
@@ -78,30 +103,16 @@ class BlobFiles:
     def lengths(self, names: Sequence[str]) -> dict[str, int]:
         """Lengths of those blobs that exist. Raises `OSError`."""
         found: dict[str, int] = {}
-        for directory, leaves in _by_directory(names).items():
+        for directory, leaves in by_directory(names).items():
             try:
                 with self._tree.open(*directory) as fd:
                     for leaf in leaves:
-                        length = _length(fd, leaf)
+                        length = length_of(fd, leaf)
                         if length is not None:
                             found["/".join((*directory, leaf))] = length
             except (FileNotFoundError, NotADirectoryError):
                 continue
         return found
-
-    def remove(self, names: Sequence[str]) -> None:
-        """Remove blobs durably, as many as possible. Raises `OSError` or `SyncFailed` for the first that resisted.
-
-        A directory is synced even if the blob is not there: an earlier removal may not have got that far.
-        """
-        first: OSError | SyncFailed | None = None
-        for directory, leaves in _by_directory(names).items():
-            try:
-                self._remove_from(directory, leaves)
-            except (OSError, SyncFailed) as error:
-                first = first or error
-        if first is not None:
-            raise first
 
     def directories(self) -> list[Directory]:
         """All directories that may hold blobs. Raises `OSError`."""
@@ -110,6 +121,99 @@ class BlobFiles:
     def blobs_in(self, directory: Directory) -> list[BlobInfo]:
         """The blobs in one directory. Raises `OSError`."""
         return blobs_in(self._tree, directory)
+
+    def _attempt(self, one: Write, step: Callable[[Write], None]) -> bool:
+        """Take a blob a step further; what fails ends here and leaves nothing."""
+        try:
+            step(one)
+        except Exception as error:  # noqa: BLE001  # goes to whoever wants this blob; the others go on
+            self._fail(one, error)
+            return False
+        return True
+
+    def _write_temporary(self, one: Write) -> None:
+        temporary = f"{one.leaf}.{next(self._serial)}"
+        direct = self._file_system.direct and one.nbytes >= BLOCK
+        spare = self.spares.take(one.nbytes, temporary)
+        if spare is not None:
+            one.fd, one.temporary = spare, temporary
+        self._claim(one, 0 if one.temporary else one.nbytes)
+        if not one.temporary:
+            one.fd = os.open(temporary, _CREATE | (os.O_DIRECT if direct else 0), 0o600, dir_fd=self._temporary_fd)
+            one.temporary = temporary
+            if self._file_system.preallocates and one.nbytes > 0:
+                os.posix_fallocate(one.fd, 0, one.nbytes)
+        write_whole(one.fd, one.sealed, direct=direct)
+
+    def _claim(self, one: Write, to_reserve: int) -> None:
+        """Claim room for a blob, of which the disk has yet `to_reserve` bytes to find; spares give way to it."""
+        while True:
+            try:
+                one.claim = self._space.claim(one.nbytes)
+                self._check_free(to_reserve)
+            except TierFull:
+                if one.claim is not None:
+                    one.claim.release()
+                if not self.spares.drop():
+                    raise
+            else:
+                return
+
+    def _sync(self, one: Write) -> None:
+        sync_data(one.fd)
+        _close(one)
+
+    def _publish(self, synced: Sequence[Write], folders: ExitStack) -> Iterator[tuple[int, list[Write]]]:
+        """Give blobs their names, directory by directory; those that have them, with their directory's descriptor."""
+        grouped: dict[Directory, list[Write]] = {}
+        for one in synced:
+            grouped.setdefault(one.directory, []).append(one)
+        for directory, members in grouped.items():
+            try:
+                fd = folders.enter_context(self._tree.open_or_create(*directory))
+            except (OSError, SyncFailed) as error:
+                for one in members:
+                    self._fail(one, error)
+            else:
+                named = [one for one in members if self._attempt(one, partial(self._rename, fd))]
+                if named:
+                    yield fd, named
+
+    def _rename(self, fd: int, one: Write) -> None:
+        assert one.claim is not None, "what is renamed was written under a claim"
+        with self._changing:
+            replaced = length_of(fd, one.leaf) or 0
+            os.rename(one.temporary, one.leaf, src_dir_fd=self._temporary_fd, dst_dir_fd=fd)
+            one.temporary = ""
+            one.claim.publish(replaced)
+            self._used[one.directory] = self._used.get(one.directory, 0) + one.nbytes - replaced
+
+    def _sync_names(self, fd: int, named: Sequence[Write]) -> None:
+        try:
+            sync_directory(fd)
+        except SyncFailed as error:
+            for one in named:
+                with suppress(OSError):  # what stays is a whole blob that nobody asked for
+                    self._unlink(fd, one.directory, one.leaf)
+                self._fail(one, error)
+        else:
+            for one in named:
+                one.succeed()
+
+    def _fail(self, one: Write, error: Exception) -> None:
+        one.error = error
+        _close(one)
+        if one.temporary:
+            with suppress(OSError):  # what stays is removed at the next opening
+                os.unlink(one.temporary, dir_fd=self._temporary_fd)
+            one.temporary = ""
+        if one.claim is not None:
+            one.claim.release()
+        if isinstance(error, OSError) and error.errno in NO_SPACE:
+            self.spares.drop()
+
+    def _has_plenty(self, length: int) -> bool:
+        return _free_bytes(self._temporary_fd) - PLENTY * length >= self._file_system.free_bytes_min
 
     def _check_free(self, length: int) -> None:
         free = _free_bytes(self._temporary_fd)
@@ -121,45 +225,40 @@ class BlobFiles:
             self._space.mark_full(reason)
             raise TierFull(reason)
 
-    def _write_temporary(self, temporary: str, sealed: memoryview) -> None:
-        fd = os.open(temporary, _CREATE, 0o600, dir_fd=self._temporary_fd)
-        try:
-            if self._file_system.preallocates and len(sealed) > 0:
-                os.posix_fallocate(fd, 0, len(sealed))
-            at = 0
-            while at < len(sealed):
-                at += os.write(fd, sealed[at:])
-            sync_data(fd)
-        finally:
-            os.close(fd)
+    def _remove_from(self, folders: Sequence[tuple[Directory, Sequence[tuple[Removal, str]]]]) -> None:
+        """Remove files from some directories, and then sync these."""
+        with ExitStack() as stack:
+            changed: list[tuple[int, Sequence[tuple[Removal, str]]]] = []
+            for directory, doomed in folders:
+                try:
+                    fd = stack.enter_context(self._tree.open(*directory))
+                except FileNotFoundError:
+                    self._recount(directory)
+                except OSError as error:
+                    _resist(doomed, error)
+                else:
+                    self._unlink_all(fd, directory, doomed)
+                    changed.append((fd, doomed))
+            for fd, doomed in changed:
+                try:
+                    sync_directory(fd)
+                except SyncFailed as error:
+                    _resist(doomed, error)
 
-    def _publish(self, temporary: str, directory: Directory, leaf: str, claim: Claim) -> None:
-        with self._tree.open_or_create(*directory) as fd:
-            with self._changing:
-                replaced = _length(fd, leaf) or 0
-                os.rename(temporary, leaf, src_dir_fd=self._temporary_fd, dst_dir_fd=fd)
-                claim.publish(replaced)
-                self._used[directory] = self._used.get(directory, 0) + claim.length - replaced
+    def _unlink_all(self, fd: int, directory: Directory, doomed: Sequence[tuple[Removal, str]]) -> None:
+        all_there = True
+        for removal, leaf in doomed:
             try:
-                sync_directory(fd)
-            except SyncFailed:
-                self._unlink(fd, directory, leaf)
-                raise
-
-    def _remove_from(self, directory: Directory, leaves: Sequence[str]) -> None:
-        try:
-            with self._tree.open(*directory) as fd:
-                removed = [self._unlink(fd, directory, leaf) for leaf in leaves]
-                sync_directory(fd)
-        except FileNotFoundError:
-            removed = [False]
-        if not all(removed):
+                all_there &= self._unlink(fd, directory, leaf)
+            except OSError as error:
+                _resist([(removal, leaf)], error)
+        if not all_there:
             self._recount(directory)
 
     def _unlink(self, directory_fd: int, directory: Directory, leaf: str) -> bool:
         """Remove one file; whether it was there."""
         with self._changing:
-            length = _length(directory_fd, leaf) or 0
+            length = length_of(directory_fd, leaf) or 0
             try:
                 os.unlink(leaf, dir_fd=directory_fd)
             except FileNotFoundError:
@@ -175,39 +274,40 @@ class BlobFiles:
             self._space.freed(self._used.get(directory, 0) - used)
             self._used[directory] = used
 
+    def _open_blob(self, leaf: str, directory_fd: int) -> int:
+        """Past the page cache where that goes: what staging is for need not fill the machine's memory again."""
+        if self._file_system.direct:
+            try:
+                return os.open(leaf, _READ | os.O_DIRECT, dir_fd=directory_fd)
+            except OSError as error:
+                if error.errno != errno.EINVAL:  # what is no regular file
+                    raise
+        return os.open(leaf, _READ, dir_fd=directory_fd)
+
+    def _read_whole(self, fd: int, name: str, target: memoryview) -> None:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise BlobDamaged(f"blob {name} on NVMe is no regular file; remove it")
+        if found.st_size != len(target):
+            raise BlobDamaged(f"blob {name} on NVMe has {found.st_size} bytes, not {len(target)}")
+        count = read_whole(fd, target, self._pages)
+        if count < len(target):
+            raise BlobDamaged(f"blob {name} on NVMe ended after {count} of {len(target)} bytes")
+
+
+def _close(one: Write) -> None:
+    if one.fd >= 0:
+        fd, one.fd = one.fd, -1
+        os.close(fd)
+
+
+def _resist(doomed: Sequence[tuple[Removal, str]], error: Exception) -> None:
+    """Removals fail, unless one of their blobs has resisted before."""
+    for removal, _ in doomed:
+        removal.error = removal.error or error
+
 
 def _free_bytes(fd: int) -> int:
     """Bytes that this process may still write to the file system of `fd`."""
     found = os.fstatvfs(fd)
     return found.f_bavail * found.f_frsize
-
-
-def _read_whole(fd: int, name: str, target: memoryview) -> None:
-    found = os.fstat(fd)
-    if not stat.S_ISREG(found.st_mode):
-        raise BlobDamaged(f"blob {name} on NVMe is no regular file; remove it")
-    if found.st_size != len(target):
-        raise BlobDamaged(f"blob {name} on NVMe has {found.st_size} bytes, not {len(target)}")
-    at = 0
-    while at < len(target):
-        count = os.preadv(fd, [target[at:]], at)
-        if count == 0:
-            raise BlobDamaged(f"blob {name} on NVMe ended after {at} of {len(target)} bytes")
-        at += count
-
-
-def _length(directory_fd: int, leaf: str) -> int | None:
-    """Length of a regular file; none for anything else."""
-    try:
-        found = os.stat(leaf, dir_fd=directory_fd, follow_symlinks=False)
-    except FileNotFoundError:
-        return None
-    return found.st_size if stat.S_ISREG(found.st_mode) else None
-
-
-def _by_directory(names: Sequence[str]) -> dict[Directory, list[str]]:
-    grouped: dict[Directory, list[str]] = {}
-    for name in names:
-        directory, leaf = split_name(name)
-        grouped.setdefault(directory, []).append(leaf)
-    return grouped

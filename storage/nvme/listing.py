@@ -60,6 +60,15 @@ def split_name(name: str) -> tuple[Directory, str]:
     return (version, namespace, digits), leaf
 
 
+def length_of(directory_fd: int, leaf: str) -> int | None:
+    """Length in bytes of a regular file; none for anything else. Raises `OSError`."""
+    try:
+        found = os.stat(leaf, dir_fd=directory_fd, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
+
+
 def _drop_empty(tree: Tree, directory: Directory) -> int:
     """Remove a directory that showed no entries; 1 if it is no directory but a stranger, else 0."""
     *parent, digits = directory

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import stat
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from storage.errors import TierMisconfigured
+from storage.nvme.blocks import BLOCK
 from storage.nvme.listing import Census, take_census
 from storage.nvme.options import NvmeOptions
 from storage.nvme.owner import lock
@@ -21,8 +24,6 @@ NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _NO_PREALLOCATION: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 _TEMPORARY: Final = "tmp"
 
-_PROBE_BYTES: Final = 4096
-
 
 @dataclass(frozen=True, slots=True)
 class FileSystem:
@@ -30,6 +31,8 @@ class FileSystem:
 
     free_bytes_min: int
     preallocates: bool
+    direct: bool
+    """Files can be read and written past the page cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,7 @@ def _open(options: NvmeOptions) -> Opened:
         _remove_leftovers(temporary_fd)
         census = take_census(Tree(root_fd))
         total = _total_bytes(root_fd)
-        file_system = FileSystem(options.free_bytes(total), _preallocates(temporary_fd))
+        file_system = FileSystem(options.free_bytes(total), _preallocates(temporary_fd), _is_direct(temporary_fd))
         opened = Opened(root_fd, temporary_fd, owner_fd, file_system, _limit(options, total), census)
         undo.pop_all()
     return opened
@@ -137,23 +140,32 @@ def _remove_leftovers(temporary_fd: int) -> None:
 
 
 def _preallocates(temporary_fd: int) -> bool:
-    """Whether the file system can reserve space for a file. Full is not unable."""
+    """Whether the file system can reserve space for a file."""
+    return _probed(temporary_fd, 0, lambda fd: os.posix_fallocate(fd, 0, BLOCK), _NO_PREALLOCATION)
+
+
+def _is_direct(temporary_fd: int) -> bool:
+    """Whether the file system takes our blocks past the page cache."""
+    with mmap.mmap(-1, BLOCK) as page:
+        return _probed(temporary_fd, os.O_DIRECT, lambda fd: os.write(fd, page), frozenset({errno.EINVAL}))
+
+
+def _probed(temporary_fd: int, flags: int, attempt: Callable[[int], object], unable: frozenset[int]) -> bool:
+    """Whether an attempt on a new file does not end as `unable`. Full is not unable. Raises `OSError`."""
     leaf = "probe"
-    try:
-        fd = os.open(leaf, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=temporary_fd)
-    except OSError as error:
-        if error.errno in NO_SPACE:
-            return True
-        raise
-    try:
-        os.posix_fallocate(fd, 0, _PROBE_BYTES)
-    except OSError as error:
-        if error.errno in NO_SPACE:
-            return True
-        if error.errno in _NO_PREALLOCATION:
-            return False
-        raise
-    finally:
-        os.close(fd)
-        os.unlink(leaf, dir_fd=temporary_fd)
+    with ExitStack() as stack:
+        stack.callback(_unlink_if_there, leaf, temporary_fd)
+        try:
+            flags |= os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            fd = _kept(stack, os.open(leaf, flags, 0o600, dir_fd=temporary_fd))
+            attempt(fd)
+        except OSError as error:
+            if error.errno in unable or error.errno in NO_SPACE:
+                return error.errno in NO_SPACE
+            raise
     return True
+
+
+def _unlink_if_there(leaf: str, directory_fd: int) -> None:
+    with suppress(FileNotFoundError):
+        os.unlink(leaf, dir_fd=directory_fd)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from storage.errors import TierFull, TierUnavailable
 from storage.ports import Clock
+
+PLENTY: Final = 8
+"""A spare is made where there is room for so many of its length."""
 
 
 class NvmeState(StrEnum):
@@ -49,7 +51,7 @@ class Room:
 
 
 class Claim:
-    """Room for one blob being written. Counts as in flight until the blob is published or the claim ends."""
+    """Room for one blob being written. Counts as in flight until it is published or released."""
 
     def __init__(self, space: Space, length: int) -> None:
         self.length = length
@@ -77,21 +79,17 @@ class Space:
         self._full_retry_s = full_retry_s
         self._used = used
         self._in_flight = 0
+        self._spare = 0
         self._limit = limit
         self._over_limit = ""
         self._disk_full = ""
         self._retry_at = 0.0
         self._suspect = ""
 
-    @contextmanager
-    def claim(self, length: int) -> Iterator[Claim]:
+    def claim(self, length: int) -> Claim:
         """Claim `length` bytes. Raises `TierFull`, or `TierUnavailable` once the disk is suspect."""
         self._admit(length)
-        claim = Claim(self, length)
-        try:
-            yield claim
-        finally:
-            claim.release()
+        return Claim(self, length)
 
     def finish(self, claimed: int, change: int) -> None:
         """A claim became a blob: `change` bytes more are used. The disk takes writes."""
@@ -112,6 +110,22 @@ class Space:
             if length > 0:
                 self._over_limit = ""
                 self._retry_at = 0.0
+
+    def take_spare(self, length: int) -> bool:
+        """Count a file that is no blob yet; False where blobs may soon need its room."""
+        with self._lock:
+            taken = self._used + self._in_flight + self._spare
+            if self._suspect or self._disk_full or self._over_limit or taken + PLENTY * length > self._limit:
+                return False
+            self._spare += length
+            return True
+
+    def give_spare(self, length: int) -> None:
+        """It is one, or gone. The next put may try at once even if the disk was full."""
+        with self._lock:
+            self._spare -= length
+            self._over_limit = ""
+            self._retry_at = 0.0
 
     def mark_full(self, reason: str) -> None:
         """The disk refused a write for want of space."""
@@ -135,7 +149,7 @@ class Space:
         with self._lock:
             if self._suspect:
                 raise TierUnavailable(f"the tier is suspect since {self._suspect}; check the disk and restart")
-            taken = self._used + self._in_flight
+            taken = self._used + self._in_flight + self._spare
             if taken + length > self._limit:
                 self._over_limit = f"{taken} of {self._limit} bytes are taken, {length} more do not fit"
                 raise TierFull(self._over_limit)

@@ -1,15 +1,18 @@
-"""The NVMe tier: checks names, sends each call to a worker thread in one hop, and names what went wrong."""
+"""The NVMe tier: checks names, sends calls to worker threads in one hop, and names what went wrong."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from storage.errors import TierFull, TierMisconfigured, TierUnavailable
+from storage.nvme.changes import Change, Removal, Write
 from storage.nvme.files import BlobFiles
+from storage.nvme.lanes import Bounds, Lane
 from storage.nvme.opening import NO_SPACE, Opened, open_folder
 from storage.nvme.options import NvmeOptions
 from storage.nvme.owner import FolderTaken, name_owner, read_owner
@@ -19,6 +22,14 @@ from storage.ports import Clock, Workers
 from storage.tier import BlobInfo, check_name
 
 Result = TypeVar("Result")
+Wish = TypeVar("Wish", bound=Change)
+
+_LARGE_BYTES: Final = 1 << 20
+"""From here on a blob is worth a thread: disks like several transfers at once. Smaller ones share commits."""
+
+_LARGE: Final = Bounds(hops=3, changes=2, nbytes=64 << 20)
+_SMALL: Final = Bounds(hops=4, changes=16, nbytes=8 << 20)
+_REMOVALS: Final = Bounds(hops=2, changes=32, nbytes=0)
 
 
 class NvmeTier:
@@ -31,6 +42,11 @@ class NvmeTier:
         self._workers = workers
         self._space = Space(sum(opened.census.used.values()), opened.limit, clock, options.full_retry_s)
         self._files = BlobFiles(opened, self._space)
+        write = partial(self._together, self._files.write)
+        self._small = Lane[Write](workers, write, _SMALL)
+        self._large = Lane[Write](workers, write, _LARGE)
+        self._removals = Lane[Removal](workers, partial(self._together, self._files.remove), _REMOVALS)
+        self._preparing: asyncio.Task[None] | None = None
         self._running = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -71,7 +87,10 @@ class NvmeTier:
         )
 
     async def put(self, name: str, sealed: memoryview) -> None:
-        await self._run(f"write blob {name} to", partial(self._files.write, check_name(name), sealed))
+        lane = self._large if len(sealed) >= _LARGE_BYTES else self._small
+        await self._carry(lane, Write(check_name(name), sealed))
+        if self._preparing is None and self._files.spares.is_low():
+            self._preparing = asyncio.create_task(self._prepare())
 
     async def get_into(self, name: str, target: memoryview) -> None:
         await self._run(f"read blob {name} from", partial(self._files.read_into, check_name(name), target))
@@ -82,7 +101,7 @@ class NvmeTier:
 
     async def delete(self, names: Sequence[str]) -> None:
         doomed = [check_name(name) for name in names]
-        await self._run(f"delete all {len(doomed)} blobs from", partial(self._files.remove, doomed))
+        await self._carry(self._removals, Removal(doomed))
 
     async def scan(self) -> AsyncIterator[BlobInfo]:
         for directory in await self._run("list", self._files.directories):
@@ -95,33 +114,71 @@ class NvmeTier:
             return
         self._closed = True
         await self._idle.wait()
+        if self._preparing is not None:
+            await asyncio.wait((self._preparing,))
+        self._files.spares.close()
         for fd in (self._opened.temporary_fd, self._opened.root_fd, self._opened.owner_fd):
             os.close(fd)
 
     async def _run(self, act: str, work: Callable[[], Result]) -> Result:
+        with self._counted(act):
+            return await self._workers.run(partial(self._mapped, act, work))
+
+    async def _carry(self, lane: Lane[Wish], change: Wish) -> None:
+        with self._counted(change.act):
+            await lane.carry(change)
+
+    async def _prepare(self) -> None:
+        """Make spares behind the back of those who put."""
+        try:
+            while not self._closed and self._files.spares.is_low():
+                await self._workers.run(self._files.spares.prepare)
+        finally:
+            self._preparing = None
+
+    @contextmanager
+    def _counted(self, act: str) -> Iterator[None]:
+        """What `aclose` waits for."""
         if self._closed:
             raise TierUnavailable(f"could not {act} NVMe: the tier is closed")
         self._running += 1
         self._idle.clear()
         try:
-            return await self._workers.run(partial(self._mapped, act, work))
+            yield
         finally:
             self._running -= 1
             if self._running == 0:
                 self._idle.set()
 
     def _mapped(self, act: str, work: Callable[[], Result]) -> Result:
-        """Run `work` in this thread; foreign errors become the data plane's, and the tier's state learns from them."""
+        """Run `work` in this thread."""
         try:
             return work()
-        except SyncFailed as error:
+        except (SyncFailed, TierUnavailable, OSError) as error:
+            raise self._named(act, error) from error
+
+    def _together(self, work: Callable[[Sequence[Wish]], None], changes: Sequence[Wish]) -> None:
+        """Run `work` in this thread on changes that each take their own error along."""
+        work(changes)
+        for one in changes:
+            self._name_error(one)
+
+    def _name_error(self, one: Change) -> None:
+        """Apart from `_together`, whose frame the cause knows: no cycle may keep the caller's memory (law 7)."""
+        cause = one.error
+        if isinstance(cause, SyncFailed | TierUnavailable | OSError):
+            one.error = self._named(one.act, cause)
+            one.error.__cause__ = cause
+
+    def _named(self, act: str, error: SyncFailed | TierUnavailable | OSError) -> TierUnavailable:
+        """The data plane's error for a foreign one; the tier's state learns from it."""
+        if isinstance(error, SyncFailed):
             self._space.mark_suspect(str(error))
-            raise TierUnavailable(f"could not {act} NVMe: {error}; the tier is suspect, check the disk") from error
-        except TierUnavailable as error:
-            raise type(error)(f"could not {act} NVMe: {error}") from error
-        except OSError as error:
-            reason = error.strerror or str(error)
-            if error.errno in NO_SPACE:
-                self._space.mark_full(reason)
-                raise TierFull(f"could not {act} NVMe: {reason}; free space on its disk") from error
-            raise TierUnavailable(f"could not {act} NVMe: {reason}") from error
+            return TierUnavailable(f"could not {act} NVMe: {error}; the tier is suspect, check the disk")
+        if isinstance(error, TierUnavailable):
+            return type(error)(f"could not {act} NVMe: {error}")
+        reason = error.strerror or str(error)
+        if error.errno in NO_SPACE:
+            self._space.mark_full(reason)
+            return TierFull(f"could not {act} NVMe: {reason}; free space on its disk")
+        return TierUnavailable(f"could not {act} NVMe: {reason}")
