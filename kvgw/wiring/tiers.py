@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from kvgw.runtime import Clock, Workers
+from kvgw.runtime import Clock, ThreadWorkers, Workers
 from kvgw.settings import S3Settings, Settings, SettingsError
 from kvgw.wiring.secrets import read_secret
 from storage.limited import LimitedTier
@@ -80,7 +80,9 @@ async def open_s3(stack: AsyncExitStack, settings: S3Settings, clock: Clock) -> 
     """The S3 tier, or None when no bucket is named. Needs no connection."""
     if not settings.bucket:
         return None
-    tier = await S3Tier.open(s3_options(settings), clock=clock)
+    workers = ThreadWorkers(settings.connections, "kvgw-s3")
+    stack.callback(workers.close)
+    tier = await S3Tier.open(s3_options(settings), clock=clock, workers=workers)
     stack.push_async_callback(tier.aclose)
     return tier
 

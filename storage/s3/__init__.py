@@ -3,6 +3,7 @@
 options     what the operator sets, and which endpoints are refused
 api         the calls that are used, typed
 client      a client that follows no redirect and looks nothing up unasked
+bulk        bodies in worker threads; links, its connections; exchange, what happens on one
 connection  one request: its time limit and its errors
 errors      foreign errors become the data plane's, each with its remedy
 upload      a body that hands out copies piece by piece

@@ -40,6 +40,9 @@ class HeadAnswer(Answer):
 class Body(Protocol):
     """A streamed answer."""
 
+    @property
+    def raw_stream(self) -> object: ...
+
     async def readinto(self, b: memoryview) -> int: ...
 
     def close(self) -> None: ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import functools
 import ipaddress
@@ -16,10 +17,11 @@ from aiobotocore.config import AioConfig
 from aiobotocore.httpsession import AIOHTTPSession
 from aiobotocore.session import AioSession
 from aiohttp.abc import ResolveResult
-from botocore.awsrequest import AWSPreparedRequest, AWSResponse
+from botocore.awsrequest import AWSPreparedRequest, AWSRequest, AWSResponse
 
 from storage.s3.api import S3Client
 from storage.s3.options import S3Options
+from storage.s3.upload import UploadBody
 
 _NO_FILES: Final = {
     # name: (key in the file, environment variable, default, conversion)
@@ -33,14 +35,19 @@ class DirectHttp(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no ty
     """HTTP that follows no redirect: a signed request, its token and its body go to the endpoint or nowhere."""
 
     async def send(self, request: AWSPreparedRequest) -> AWSResponse:
-        region = request.context.get("s3_redirect")
-        if region is not None:
-            region["redirected"] = True  # botocore goes to another region's endpoint once: let it think that it did
+        mark_redirected(request)
         return await super().send(request)
 
     async def _get_session(self, proxy_url: str | None) -> SimpleNamespace:
         session = await super()._get_session(proxy_url)
         return SimpleNamespace(request=functools.partial(session.request, allow_redirects=False))
+
+
+def mark_redirected(request: AWSPreparedRequest) -> None:
+    """botocore goes to another region's endpoint once: let it think that it did."""
+    region = request.context.get("s3_redirect")
+    if region is not None:
+        region["redirected"] = True
 
 
 class GuardedResolver(aiohttp.ThreadedResolver):
@@ -61,12 +68,14 @@ def make_session(*, instance_credentials: bool) -> AioSession:
     return AioSession() if instance_credentials else AioSession(session_vars=_NO_FILES)
 
 
-def make_client(options: S3Options) -> AbstractAsyncContextManager[S3Client]:
-    """A client for `options`, closed by its context manager. No request is made.
+def make_client(options: S3Options, http: type[DirectHttp] = DirectHttp) -> AbstractAsyncContextManager[S3Client]:
+    """A client for `options`, closed by its context manager, that sends through `http`.
 
-    Only `instance_credentials` makes entering it read the environment, shared files or the metadata service.
+    No request is made. Only `instance_credentials` makes entering it read the environment, shared files or the
+    metadata service.
     """
     session = make_session(instance_credentials=options.instance_credentials)
+    session.register("before-sign.s3.PutObject", _leave_blob_unsigned)
     client: AbstractAsyncContextManager[S3Client] = session.create_client(
         "s3",
         region_name=options.region,
@@ -75,14 +84,25 @@ def make_client(options: S3Options) -> AbstractAsyncContextManager[S3Client]:
         aws_secret_access_key=options.secret_access_key,
         aws_session_token=options.session_token,
         verify=str(options.ca_file) if options.ca_file and options.verify_tls else options.verify_tls,
-        config=_config(options),
+        config=_config(options, http),
     )
     return client
 
 
-def _config(options: S3Options) -> AioConfig:
+def _leave_blob_unsigned(request: AWSRequest, **_: object) -> None:
+    """Sign a blob's headers and not its bytes: a SHA-256 of them costs more than to seal them, and they are sealed.
+
+    What else travels, deletions among it, is signed whole where there is no TLS.
+    """
+    if isinstance(request.data, UploadBody):
+        config = copy.copy(request.context["client_config"])
+        config.s3 = {**config.s3, "payload_signing_enabled": False}
+        request.context["client_config"] = config
+
+
+def _config(options: S3Options, http: type[DirectHttp]) -> AioConfig:
     return AioConfig(
-        http_session_cls=DirectHttp,
+        http_session_cls=http,
         connector_args={"resolver": GuardedResolver()},
         # An empty mapping means none; without a mapping botocore takes those that the environment names.
         proxies=None if options.use_proxy else {},

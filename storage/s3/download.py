@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from http.client import HTTPException
 from typing import Final
 
 import aiohttp
@@ -9,6 +10,7 @@ from botocore.exceptions import FlexibleChecksumError, HTTPClientError, Incomple
 
 from storage.errors import BlobDamaged, StorageError, TierUnavailable
 from storage.s3.api import Body, GetAnswer
+from storage.s3.bulk import Streamed
 
 _READ_BYTES: Final = 256 * 1024
 _WHOLE_OBJECT: Final = 200
@@ -32,7 +34,7 @@ async def fill(answer: GetAnswer, target: memoryview) -> None:
         await _stream(answer["Body"], target)
     except FlexibleChecksumError as error:
         raise Interrupted("its checksum is wrong", lasting=BlobDamaged) from error
-    except (aiohttp.ClientError, HTTPClientError, IncompleteReadError) as error:
+    except (aiohttp.ClientError, HTTPClientError, IncompleteReadError, OSError, HTTPException) as error:
         raise Interrupted(f"the answer broke off: {error}") from error
     finally:
         answer["Body"].close()
@@ -55,6 +57,11 @@ def _check(answer: GetAnswer, length: int) -> None:
 
 async def _stream(body: Body, target: memoryview) -> None:
     at = 0
+    if isinstance(body.raw_stream, Streamed):
+        at = await body.raw_stream.read_into(target)
+        if at < len(target):
+            raise Interrupted(f"the answer ended after {at} of {len(target)} bytes")
+        return
     while at < len(target):
         count = await body.readinto(target[at : at + _READ_BYTES])
         if count == 0:

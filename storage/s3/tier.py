@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
 from storage.errors import BlobDamaged, BlobMissing, TierMisconfigured, TierUnavailable
-from storage.ports import Clock
+from storage.ports import Clock, Workers
 from storage.s3.api import ListAnswer, S3Client
 from storage.s3.connection import S3Connection
 from storage.s3.download import Interrupted, fill
@@ -27,16 +27,19 @@ class S3Tier:
 
     label = "s3"
 
-    def __init__(self, options: S3Options, *, clock: Clock) -> None:
+    def __init__(self, options: S3Options, *, clock: Clock, workers: Workers | None = None) -> None:
         self._options = options
         self._clock = clock
-        self._connection = S3Connection(options)
+        self._connection = S3Connection(options, workers)
         self._eraser = Eraser(self._connection)
 
     @classmethod
-    async def open(cls, options: S3Options, *, clock: Clock) -> S3Tier:
-        """Make the tier ready. A server that is away is met by the first request, not here."""
-        tier = cls(options, clock=clock)
+    async def open(cls, options: S3Options, *, clock: Clock, workers: Workers | None = None) -> S3Tier:
+        """Make the tier ready. A server that is away is met by the first request, not here.
+
+        With `workers`, bodies move in their threads, one for each transfer at once, which is much cheaper.
+        """
+        tier = cls(options, clock=clock, workers=workers)
         if not options.instance_credentials:
             await tier._connection.connected()
         return tier

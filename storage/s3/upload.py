@@ -1,4 +1,4 @@
-"""Bodies of uploads: the sealed bytes handed out as copies, piece by piece."""
+"""Bodies of uploads: the sealed bytes where they lie, or handed out as copies, piece by piece."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def body_of(sealed: memoryview) -> bytes | UploadBody:
 
 
 class UploadBody:
-    """A body over `sealed`, read by botocore when it signs and iterated by aiohttp when it sends.
+    """A body over `sealed`, sent from where it lies by `BulkHttp`, or iterated by aiohttp.
 
-    Pieces are copies: what a transport has not sent yet may outlive the request, and the buffer may not be used then
+    Pieces for aiohttp are copies: what it has not sent yet may outlive the request, and the buffer may not be used then
     (law 7). Pieces of this size are also cheaper to send than one large body, whose rest the transport copies again
     and again. After `release` nothing reads the buffer any more.
     """
@@ -29,6 +29,13 @@ class UploadBody:
     def release(self) -> None:
         """Forget the buffer; a request that still runs breaks off."""
         self._sealed = None
+
+    @property
+    def view(self) -> memoryview:
+        """The bytes themselves, for who has finished with them before `release`. Raises as `piece`."""
+        if self._sealed is None:
+            raise ConnectionAbortedError("the upload is over")
+        return self._sealed
 
     def __len__(self) -> int:
         return self._length
@@ -50,9 +57,7 @@ class UploadBody:
 
     def piece(self, start: int, end: int) -> bytes:
         """A copy of some bytes. Raises `ConnectionAbortedError` after `release`."""
-        if self._sealed is None:
-            raise ConnectionAbortedError("the upload is over")
-        return bytes(self._sealed[start:end])
+        return bytes(self.view[start:end])
 
     def __aiter__(self) -> _Pieces:
         return _Pieces(self)

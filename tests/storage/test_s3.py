@@ -6,12 +6,12 @@ import asyncio
 import itertools
 import os
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from typing import Any
 
 import pytest
 
-from kvgw.runtime import SystemClock
+from kvgw.runtime import SystemClock, ThreadWorkers
 from storage.errors import BlobMissing, TierMisconfigured, TierUnavailable
 from storage.limited import LimitedTier
 from storage.s3 import S3Options, S3Tier
@@ -42,11 +42,12 @@ def options_for(server: Seaweed, **settings: Any) -> S3Options:
 
 @asynccontextmanager
 async def s3(server: Seaweed, **settings: Any) -> AsyncIterator[S3Tier]:
-    tier = await S3Tier.open(options_for(server, **settings), clock=SystemClock())
-    try:
-        yield tier
-    finally:
-        await tier.aclose()
+    with closing(ThreadWorkers(8)) as workers:
+        tier = await S3Tier.open(options_for(server, **settings), clock=SystemClock(), workers=workers)
+        try:
+            yield tier
+        finally:
+            await tier.aclose()
 
 
 @pytest.fixture
@@ -74,6 +75,8 @@ class TestS3Tier(TierConformance):
 
 
 class TestS3TierWithChecksums(TestS3Tier):
+    """Bodies do not move in worker threads then."""
+
     def open_tier(self) -> AbstractAsyncContextManager[Tier]:
         return s3(self.server, checksums="when_supported")
 

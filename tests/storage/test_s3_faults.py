@@ -8,13 +8,13 @@ import json
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvgw.runtime import SystemClock
+from kvgw.runtime import SystemClock, ThreadWorkers
 from storage.errors import BlobDamaged, BlobMissing, StorageError, TierFull, TierMisconfigured, TierUnavailable
 from storage.s3 import S3Options, S3Tier
 from storage.s3.upload import UploadBody
@@ -28,14 +28,19 @@ BINARY = {"Content_Type": "application/octet-stream"}
 
 
 @asynccontextmanager
-async def fake(server: FakeS3 | None = None, **settings: Any) -> AsyncIterator[tuple[FakeS3, S3Tier]]:
+async def fake(
+    server: FakeS3 | None = None, *, on_loop: bool = False, **settings: Any
+) -> AsyncIterator[tuple[FakeS3, S3Tier]]:
+    """A tier of a server. Bodies move in worker threads, as in a gateway, or `on_loop`."""
     async with server or FakeS3() as running:
         defaults = {"bucket": "b", "endpoint_url": running.endpoint, "access_key_id": "id", "secret_access_key": "key"}
-        tier = await S3Tier.open(S3Options(**{**defaults, **settings}), clock=SystemClock())
-        try:
-            yield running, tier
-        finally:
-            await tier.aclose()
+        options = S3Options(**{**defaults, **settings})
+        with closing(ThreadWorkers(8)) as workers:
+            tier = await S3Tier.open(options, clock=SystemClock(), workers=None if on_loop else workers)
+            try:
+                yield running, tier
+            finally:
+                await tier.aclose()
 
 
 @pytest.fixture(autouse=True)
@@ -51,13 +56,15 @@ CALLS: dict[str, Callable[[S3Tier], Awaitable[object]]] = {
     "delete": lambda tier: tier.delete([name(1)]),
     "scan": lambda tier: listed(tier),
 }
+either_way = pytest.mark.parametrize("on_loop", [False, True], ids=["in-threads", "on-loop"])
 every_call = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
 
 
+@either_way
 @aio
-async def test_R57_a_broken_off_body_is_asked_for_again() -> None:
+async def test_R57_a_broken_off_body_is_asked_for_again(on_loop: bool) -> None:
     data = content(4 * MIB)
-    async with fake() as (server, tier):
+    async with fake(on_loop=on_loop) as (server, tier):
         await tier.put(name(1), memoryview(data))
         server.faults.extend(reply(200, data[: 3 * MIB], length=len(data), **BINARY) for _ in range(2))
         assert await read(tier, name(1), len(data)) == data
@@ -76,15 +83,16 @@ FALSE_ANSWERS = {
 }
 
 
+@either_way
 @pytest.mark.parametrize("answer", FALSE_ANSWERS.values(), ids=FALSE_ANSWERS.keys())
 @aio
-async def test_R57_an_answer_that_no_s3_server_gives_is_an_outage_not_damage(answer: bytes) -> None:
-    async with fake() as (server, tier):
+async def test_R57_an_answer_that_no_s3_server_gives_is_an_outage_not_damage(answer: bytes, on_loop: bool) -> None:
+    async with fake(on_loop=on_loop) as (server, tier):
         await tier.put(name(1), memoryview(b"0123456789"))
         server.faults.extend([answer] * 9)
         with pytest.raises(TierUnavailable):
             await read(tier, name(1), 10)
-        # aiohttp itself sends once more where a connection ended without an answer.
+        # Where a kept connection ended without an answer, the request is sent once more over a new one.
         assert len(server.requests) <= 1 + (3 if answer else 6)
         server.faults.clear()
         server.faults.append(answer)
@@ -279,8 +287,11 @@ async def test_opening_needs_no_server_and_the_probe_says_that_there_is_none() -
         assert "Connect call failed" in found.messages[0]
 
 
+@either_way
 @aio
-async def test_after_a_cancelled_put_nobody_reads_or_holds_the_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_after_a_cancelled_put_nobody_reads_or_holds_the_buffer(
+    monkeypatch: pytest.MonkeyPatch, on_loop: bool
+) -> None:
     bodies: list[UploadBody] = []
 
     def kept(sealed: memoryview) -> UploadBody:
@@ -289,7 +300,8 @@ async def test_after_a_cancelled_put_nobody_reads_or_holds_the_buffer(monkeypatc
 
     monkeypatch.setattr("storage.s3.tier.body_of", kept)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        async with fake(endpoint_url=f"http://127.0.0.1:{silent.getsockname()[1]}") as (_, tier):
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        async with fake(endpoint_url=endpoint, on_loop=on_loop) as (_, tier):
             data = bytearray(4 * MIB)
             put = asyncio.create_task(tier.put(name(1), memoryview(data)))
             await asyncio.sleep(0.05)
@@ -312,19 +324,26 @@ async def test_a_closed_tier_refuses() -> None:
 
 
 @aio
-async def test_over_http_the_payload_is_signed_and_the_owner_is_named() -> None:
-    data = content(MIB)
+async def test_over_http_all_but_large_blobs_is_signed_whole_and_the_owner_is_named() -> None:
+    """Who changes a sealed blob on the way makes it a miss; who changes a list of deletions would delete others."""
+    large, small = content(MIB), content(1000)
     async with fake(expected_bucket_owner="123456789012", session_token="token") as (server, tier):
-        await tier.put(name(1), memoryview(data))
+        await tier.put(name(1), memoryview(large))
+        await tier.put(name(2), memoryview(small))
         with pytest.raises(BlobMissing):
-            await read(tier, name(2), 1)
+            await read(tier, name(3), 1)
+        server.faults.extend([VERSIONING_OFF, deleted()])
+        with pytest.raises(TierUnavailable, match="not in the answer"):
+            await tier.delete([name(1)])
         for request in server.requests:
             assert request.headers["x-amz-expected-bucket-owner"] == "123456789012"
             assert request.headers["x-amz-security-token"] == "token"
-        put = server.requests[0]
-        assert put.headers["x-amz-content-sha256"] == hashlib.sha256(data).hexdigest()
-        assert put.body == data
-        assert put.target == f"/b/{name(1)}"
+            said, whole = request.headers["x-amz-content-sha256"], hashlib.sha256(request.body).hexdigest()
+            assert said == ("UNSIGNED-PAYLOAD" if request.body == large else whole)
+            assert "x-amz-content-sha256" in request.headers["authorization"]
+        assert [request.body for request in server.requests[:2]] == [large, small]
+        assert server.requests[0].target == f"/b/{name(1)}"
+        assert any(request.method == "POST" for request in server.requests)
 
 
 @aio
