@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sqlalchemy import Connection, delete, insert
+from sqlalchemy import Connection, Delete, bindparam, delete
 
 from tenancy.model import DURABILITIES, Node, Scope
-from tenancy.prepared import RowsInsert
-from tenancy.schema import chunk, entry, entry_label, owned, placement
+from tenancy.prepared import KeyStatement, Parameters, RowsInsert, bound, owner
+from tenancy.schema import chunk, entry, entry_label, placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +88,20 @@ _ENTRIES: Final = RowsInsert(
     ("entry_key", "blob_id", "parent", "depth"),
 )
 
+_LABELS: Final = RowsInsert(entry_label, (*_OWNER, "format_id"), ("label_mac", "entry_key"))
+
+
+def _unlabelled(label_macs: Parameters, keys: Parameters) -> Delete:
+    return delete(entry_label).where(
+        *bound(entry_label),
+        entry_label.c.format_id == bindparam("format"),
+        entry_label.c.label_mac.in_(label_macs),
+        entry_label.c.entry_key.in_(keys),
+    )
+
+
+UNLABELLED: Final = KeyStatement(_unlabelled)
+
 
 def insert_chunks(connection: Connection, batch: Batch, node: Node, chunks: Sequence[NewChunk], now_ms: int) -> None:
     """Insert chunks and one placement per tier: ``ok`` where the bytes are already, else ``due``."""
@@ -163,21 +177,16 @@ def attach_labels(connection: Connection, batch: Batch, keys: Sequence[bytes]) -
     """Attach the batch's labels to entries that exist; a label that is there already stays."""
     if not batch.label_macs or not keys:
         return
-    connection.execute(
-        delete(entry_label).where(
-            *owned(entry_label, batch.scope),
-            entry_label.c.format_id == batch.format_id,
-            entry_label.c.label_mac.in_(batch.label_macs),
-            entry_label.c.entry_key.in_(keys),
-        )
+    UNLABELLED.count(
+        connection,
+        {**owner(batch.scope), "format": batch.format_id},
+        batch.label_macs,
+        keys,
     )
-    connection.execute(
-        insert(entry_label),
-        [
-            {**_owner(batch.scope), "label_mac": mac, "format_id": batch.format_id, "entry_key": key}
-            for mac in batch.label_macs
-            for key in keys
-        ],
+    _LABELS.run(
+        connection,
+        {**_owner(batch.scope), "format_id": batch.format_id},
+        [(mac, key) for mac in batch.label_macs for key in keys],
     )
 
 

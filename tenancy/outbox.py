@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
-from sqlalchemy import Connection, and_, func, or_, select
+from sqlalchemy import Connection, and_, bindparam, func, literal_column, or_, select
 
 from tenancy.model import Node, Scope
+from tenancy.prepared import KeyStatement, bound, owner
 from tenancy.schema import UNSETTLED, chunk, owned, placement
 
 
@@ -21,9 +23,8 @@ class Waiting:
     """Since when (Unix ms) the oldest has waited, however often it was tried."""
 
 
-def own_outbox(connection: Connection, scope: Scope, node: Node) -> dict[str, Waiting]:
-    """Per tier what this node is to write: into its disk, and into S3 what was stored through it."""
-    rows = connection.execute(
+OWN: Final = KeyStatement(
+    lambda: (
         select(placement.c.tier, func.count(), func.sum(placement.c.length), func.min(placement.c.updated_ms))
         .join(
             chunk,
@@ -34,13 +35,22 @@ def own_outbox(connection: Connection, scope: Scope, node: Node) -> dict[str, Wa
             ),
         )
         .where(
-            *owned(placement, scope),
-            placement.c.state.in_(("due", "writing")),
+            *bound(placement),
+            placement.c.state.in_([literal_column("'due'"), literal_column("'writing'")]),
             UNSETTLED,
-            or_(placement.c.node == node.node, and_(placement.c.tier == "s3", chunk.c.home_node == node.node)),
+            or_(
+                placement.c.node == bindparam("here"),
+                and_(placement.c.tier == literal_column("'s3'"), chunk.c.home_node == bindparam("here")),
+            ),
         )
         .group_by(placement.c.tier)
     )
+)
+
+
+def own_outbox(connection: Connection, scope: Scope, node: Node) -> dict[str, Waiting]:
+    """Per tier what this node is to write: into its disk, and into S3 what was stored through it."""
+    rows = OWN.rows(connection, {**owner(scope), "here": node.node})
     return {tier: Waiting(count, int(length), since_ms) for tier, count, length, since_ms in rows}
 
 

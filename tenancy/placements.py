@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from sqlalchemy import ColumnElement, Connection, and_, bindparam, delete, exists, func, or_, select, update
+from sqlalchemy import Connection, func, select
 
+from tenancy import outbox_statements as statements
 from tenancy import quota
 from tenancy.model import Node, Scope
+from tenancy.prepared import owner
 from tenancy.repair import abandon_unreadable
-from tenancy.schema import UNSETTLED, chunk, owned, placement
+from tenancy.schema import UNSETTLED, owned, placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,39 @@ class DueWrite:
     """Tiers from which this node can read the blob, besides its staging."""
 
 
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """How much to take on next, and until when: at most `limit` writes, of `bytes_max` bytes in all."""
+
+    tier: str
+    lease_until_ms: int
+    limit: int
+    bytes_max: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Endings:
+    """How writes of one namespace ended."""
+
+    done: Sequence[DueWrite] = ()
+    failed: Sequence[tuple[DueWrite, int]] = ()
+    """Each with the time (Unix ms) from which it is due again."""
+    lost: Sequence[DueWrite] = ()
+    """Their source is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Answer of `settle_writes`."""
+
+    unneeded: bool
+    """There are bytes that wait for the sweep: of writes that are not wanted any more, or of chunks that were lost."""
+    settled: frozenset[bytes]
+    """Those of the blobs that have no write left: staging may evict them."""
+    due: list[DueWrite]
+    """What was claimed."""
+
+
 def claim_due(
     connection: Connection,
     scope: Scope,
@@ -44,108 +80,30 @@ def claim_due(
     Only of blobs that this process can read: from its staging, this node's NVMe, or S3. At most `limit`, and of
     `bytes_max` bytes in all, but one whatever its size. Since when they are due is not changed by trying.
     """
-    mine = or_(placement.c.tier == "s3", placement.c.node == node.node)
-    free = or_(
-        and_(placement.c.state == "due", placement.c.not_before_ms <= now_ms),
-        and_(placement.c.state == "writing", placement.c.lease_ms <= now_ms),
-        # The folder is one process's at a time: whoever else began a write into it has ended.
-        and_(placement.c.state == "writing", placement.c.tier == "nvme", placement.c.owner != node.boot),
-    )
-    names = connection.execute(
-        select(placement.c.blob_id, placement.c.tier, placement.c.node, placement.c.length)
-        .where(
-            *owned(placement, scope),
-            placement.c.tier == tier,
-            placement.c.state.in_(("due", "writing")),
-            UNSETTLED,
-            mine,
-            free,
-            or_(_at_home(scope, node), _readable(scope, node)),
-        )
-        .order_by(placement.c.not_before_ms)
-        .limit(limit)
-        .with_for_update(skip_locked=True)
-    ).all()
-    if not names:
-        return []
-    if bytes_max is not None:
-        sums = accumulate(row.length for row in names)
-        names = names[: max(1, sum(total <= bytes_max for total in sums))]
-    connection.execute(
-        update(placement)
-        .where(*_this_placement(scope))
-        .values(state="writing", owner=node.boot, lease_ms=lease_until_ms),
-        [{"blob": row.blob_id, "in_tier": row.tier, "on_node": row.node} for row in names],
-    )
-    return _describe(connection, scope, node, [(row.blob_id, row.tier, row.node) for row in names])
-
-
-def _at_home(scope: Scope, node: Node) -> ColumnElement[bool]:
-    return exists(
-        select(1).where(*owned(chunk, scope), chunk.c.blob_id == placement.c.blob_id, chunk.c.home_boot == node.boot)
-    )
-
-
-def _readable(scope: Scope, node: Node) -> ColumnElement[bool]:
-    copy = placement.alias("copy")
-    return exists(
-        select(1).where(
-            *owned(copy, scope),
-            copy.c.blob_id == placement.c.blob_id,
-            copy.c.state == "ok",
-            or_(copy.c.tier == "s3", copy.c.node == node.node),
-        )
-    )
-
-
-def _address(write: DueWrite) -> dict[str, object]:
-    return {"blob": write.blob_id, "in_tier": write.tier, "on_node": write.node}
-
-
-def _this_placement(scope: Scope) -> tuple[ColumnElement[bool], ...]:
-    return (
-        *owned(placement, scope),
-        placement.c.blob_id == bindparam("blob"),
-        placement.c.tier == bindparam("in_tier"),
-        placement.c.node == bindparam("on_node"),
-    )
-
-
-def _describe(
-    connection: Connection, scope: Scope, node: Node, claimed: Sequence[tuple[bytes, str, str]]
-) -> list[DueWrite]:
-    rows = connection.execute(
-        select(
-            placement.c.blob_id,
-            placement.c.tier,
-            placement.c.node,
-            placement.c.object,
-            placement.c.length,
-            placement.c.state,
-            placement.c.attempts,
-        ).where(
-            *owned(placement, scope),
-            placement.c.blob_id.in_([blob for blob, _, _ in claimed]),
-        )
-    ).all()
-    readable: dict[bytes, set[str]] = {}
-    for row in rows:
-        if row.state == "ok" and (row.tier == "s3" or row.node == node.node):
-            readable.setdefault(row.blob_id, set()).add(row.tier)
-    found = {(row.blob_id, row.tier, row.node): row for row in rows}
-    return [
-        DueWrite(
-            scope,
-            row.blob_id,
-            row.object,
-            row.tier,
-            row.node,
-            row.length,
-            row.attempts,
-            frozenset(readable.get(row.blob_id, ())),
-        )
-        for row in map(found.__getitem__, claimed)
+    values = {**owner(scope), "in_tier": tier, "here": node.node, "boot": node.boot, "now": now_ms, "most": limit}
+    due = [
+        DueWrite(scope, blob_id, name, tier, at, length, attempts, _sources(on_nvme, on_s3))
+        for blob_id, name, at, length, attempts, on_nvme, on_s3 in statements.FREE.rows(connection, values)
     ]
+    if bytes_max is not None:
+        sums = accumulate(write.length for write in due)
+        due = due[: max(1, sum(total <= bytes_max for total in sums))]
+    for address, blob_ids in _by_place(scope, due):
+        statements.CLAIMED.count(connection, {**address, "boot": node.boot, "until": lease_until_ms}, blob_ids)
+    return due
+
+
+def _sources(on_nvme: object, on_s3: object) -> frozenset[str]:
+    return frozenset(tier for tier, there in (("nvme", on_nvme), ("s3", on_s3)) if there)
+
+
+def _by_place(scope: Scope, writes: Iterable[DueWrite]) -> Iterator[tuple[dict[str, object], list[bytes]]]:
+    """Blobs by the tier and node that they are for: all of them are for one, as a rule."""
+    places: defaultdict[tuple[str, str], list[bytes]] = defaultdict(list)
+    for write in writes:
+        places[write.tier, write.node].append(write.blob_id)
+    for (tier, node), blob_ids in places.items():
+        yield {**owner(scope), "in_tier": tier, "on_node": node}, blob_ids
 
 
 def finish_writes(
@@ -155,38 +113,29 @@ def finish_writes(
     if not done:
         return set()
     quota.lock(connection, scope)
-    connection.execute(
-        update(placement)
-        .where(*_this_placement(scope), placement.c.state == "writing", placement.c.owner == node.boot)
-        .values(state="ok", owner=None, lease_ms=None, updated_ms=now_ms),
-        [_address(write) for write in done],
-    )
-    kept = connection.execute(
-        select(placement.c.blob_id, placement.c.tier, placement.c.node).where(
-            *owned(placement, scope),
-            placement.c.blob_id.in_([write.blob_id for write in done]),
-            placement.c.state == "ok",
-        )
-    ).all()
-    there = {(row.blob_id, row.tier, row.node) for row in kept}
-    return {write.blob_id for write in done if (write.blob_id, write.tier, write.node) not in there}
+    unwanted: set[bytes] = set()
+    for address, blob_ids in _by_place(scope, done):
+        values = {**address, "boot": node.boot, "now": now_ms}
+        finished = statements.FINISHED.rows(connection, values, blob_ids)
+        rest = set(blob_ids).difference(blob_id for (blob_id,) in finished)
+        if rest:  # whoever took a write over may have finished it
+            rest.difference_update(blob_id for (blob_id,) in statements.WHOLE.rows(connection, address, list(rest)))
+        unwanted |= rest
+    return unwanted
 
 
 def postpone_writes(connection: Connection, scope: Scope, node: Node, failed: Sequence[tuple[DueWrite, int]]) -> None:
     """Put writes that did not succeed back into the outbox, each until its own time (Unix ms)."""
     if not failed:
         return
-    connection.execute(
-        update(placement)
-        .where(*_this_placement(scope), placement.c.state == "writing", placement.c.owner == node.boot)
-        .values(
-            state="due",
-            owner=None,
-            lease_ms=None,
-            attempts=placement.c.attempts + 1,
-            not_before_ms=bindparam("again_ms"),
-        ),
-        [{**_address(write), "again_ms": again_ms} for write, again_ms in failed],
+    quota.lock(connection, scope)
+    statements.POSTPONED.each(
+        connection,
+        {**owner(scope), "boot": node.boot},
+        [
+            {"blob": write.blob_id, "in_tier": write.tier, "on_node": write.node, "again_ms": again_ms}
+            for write, again_ms in failed
+        ],
     )
 
 
@@ -195,37 +144,36 @@ def drop_writes(connection: Connection, scope: Scope, node: Node, lost: Sequence
     if not lost:
         return []
     quota.lock(connection, scope)
-    blob_ids = [write.blob_id for write in lost]
     dropped = [
-        connection.execute(
-            delete(placement)
-            .where(
-                *owned(placement, scope),
-                placement.c.blob_id.in_([write.blob_id for write in lost if write.tier == tier]),
-                placement.c.tier == tier,
-                placement.c.node == tier_node,
-                placement.c.state == "writing",
-                placement.c.owner == node.boot,
-            )
-            .returning(placement.c.tier, placement.c.length)
-        ).all()
-        for tier, tier_node in {(write.tier, write.node) for write in lost}
+        row
+        for address, blob_ids in _by_place(scope, lost)
+        for row in statements.DROPPED.rows(connection, {**address, "boot": node.boot}, blob_ids)
     ]
-    freed = sum(row.length for rows in dropped for row in rows if row.tier == "s3")
-    quota.apply(connection, scope, quota.Change(s3_bytes=-freed))
-    return abandon_unreadable(connection, scope, blob_ids, now_ms)
+    quota.apply(connection, scope, quota.Change(s3_bytes=-sum(length for tier, length in dropped if tier == "s3")))
+    return abandon_unreadable(connection, scope, [write.blob_id for write in lost], now_ms)
 
 
 def outstanding(connection: Connection, scope: Scope, blob_ids: Sequence[bytes]) -> set[bytes]:
     """Those blobs that still have a placement to be written."""
-    rows = connection.scalars(
-        select(placement.c.blob_id).where(
-            *owned(placement, scope),
-            placement.c.blob_id.in_(blob_ids),
-            placement.c.state.in_(("due", "writing")),
-        )
-    )
-    return set(rows)
+    if not blob_ids:
+        return set()
+    return {blob_id for (blob_id,) in statements.OUTSTANDING.rows(connection, owner(scope), blob_ids)}
+
+
+def settle_writes(
+    connection: Connection, scope: Scope, node: Node, ended: Endings, claim: Claim | None, now_ms: int
+) -> Turn:
+    """Write down how writes ended, and take on the next ones, in one transaction."""
+    quota.lock(connection, scope)
+    unwanted = finish_writes(connection, scope, node, ended.done, now_ms)
+    postpone_writes(connection, scope, node, ended.failed)
+    dropped = drop_writes(connection, scope, node, ended.lost, now_ms)
+    blob_ids = [one.blob_id for one in (*ended.done, *(one for one, _ in ended.failed), *ended.lost)]
+    settled = frozenset(blob_ids) - outstanding(connection, scope, blob_ids)
+    due: list[DueWrite] = []
+    if claim is not None:
+        due = claim_due(connection, scope, node, claim.tier, claim.lease_until_ms, now_ms, claim.limit, claim.bytes_max)
+    return Turn(bool(unwanted or dropped), settled, due)
 
 
 def outbox_length(connection: Connection, scope: Scope) -> dict[str, tuple[int, int, int]]:

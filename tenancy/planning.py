@@ -8,13 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Final
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, Select, bindparam, literal_column, select
 
 from tenancy.births import Batch, NewChunk
 from tenancy.model import FoundChunk, Node, suffices
-from tenancy.schema import chunk, owned
+from tenancy.prepared import KeyStatement, Parameters, bound, owner
+from tenancy.schema import chunk
 from tenancy.visible import reachable_content
+
+
+def _live(contents: Parameters) -> Select[Any]:
+    return select(chunk.c.chunk_id, chunk.c.blob_id).where(
+        *bound(chunk),
+        chunk.c.format_id == bindparam("format"),
+        chunk.c.epoch == bindparam("epoch"),
+        chunk.c.state == literal_column("'live'"),
+        chunk.c.chunk_id.in_(contents),
+    )
+
+
+LIVE: Final = KeyStatement(_live)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +56,12 @@ def plan_commit(
     live: dict[tuple[int, bytes], bytes] = {}
     strong: dict[tuple[int, bytes], bytes] = {}
     for epoch in epochs:
-        for content, blob_id in _live_content(connection, batch, epoch, contents):
-            live[epoch, content] = blob_id
-        reachable = reachable_content(connection, batch.scope, batch.format_id, epoch, contents, node)
+        there = _live_content(connection, batch, epoch, contents)
+        if not there:
+            continue
+        live |= {(epoch, content): blob_id for content, blob_id in there}
+        known = [content for content, _ in there]
+        reachable = reachable_content(connection, batch.scope, batch.format_id, epoch, known, node)
         for content, (blob_id, durability) in reachable.items():
             if suffices(durability, batch.durability):
                 strong[epoch, content] = blob_id
@@ -85,13 +103,5 @@ def _split_taken(
 def _live_content(
     connection: Connection, batch: Batch, epoch: int, contents: Sequence[bytes]
 ) -> list[tuple[bytes, bytes]]:
-    rows = connection.execute(
-        select(chunk.c.chunk_id, chunk.c.blob_id).where(
-            *owned(chunk, batch.scope),
-            chunk.c.format_id == batch.format_id,
-            chunk.c.epoch == epoch,
-            chunk.c.state == "live",
-            chunk.c.chunk_id.in_(contents),
-        )
-    )
-    return [(row.chunk_id, row.blob_id) for row in rows]
+    values = {**owner(batch.scope), "format": batch.format_id, "epoch": epoch}
+    return [(content, blob_id) for content, blob_id in LIVE.rows(connection, values, contents)]

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Final
 
-from sqlalchemy import Connection, bindparam, delete, insert, select, update
+from sqlalchemy import BigInteger, Connection, Select, Update, bindparam, select, update
 
-from tenancy import quota
+from tenancy import quota, reservations
 from tenancy.births import Batch, NewChunk, attach_labels, insert_chunks, insert_entries
 from tenancy.errors import NamespaceUnknown, ReservationExpired
 from tenancy.keys import epochs
 from tenancy.model import FoundChunk, Node, Scope, suffices
 from tenancy.planning import plan_commit
+from tenancy.prepared import KeyStatement, Parameters, bound, owner
 from tenancy.processes import PROCESS_LEASE_MS
 from tenancy.removal import doom_placements, doom_unused, remove_entries
-from tenancy.schema import chunk, entry, namespace, owned, reservation, unexpired
+from tenancy.schema import chunk, entry, namespace, owned
 from tenancy.visible import arriving, lookup
 
 
@@ -46,6 +48,31 @@ class Committed:
     doomed: tuple[bytes, ...]
 
 
+def _known(keys: Parameters) -> Select[Any]:
+    return select(entry.c.entry_key, entry.c.expires_ms).where(
+        *bound(entry), entry.c.format_id == bindparam("format"), entry.c.entry_key.in_(keys)
+    )
+
+
+def _extended(keys: Parameters) -> Update:
+    until = bindparam("until", type_=BigInteger)
+    return (
+        update(entry)
+        .where(
+            *bound(entry),
+            entry.c.format_id == bindparam("format"),
+            entry.c.entry_key.in_(keys),
+            entry.c.expires_ms - until < 0,  # an expression, as in `unexpired`
+        )
+        .values(expires_ms=until, ttl_ms=bindparam("ttl"))
+    )
+
+
+STATE: Final = KeyStatement(lambda: select(namespace.c.state).where(*bound(namespace)))
+KNOWN: Final = KeyStatement(_known)
+EXTENDED: Final = KeyStatement(_extended)
+
+
 def reserve(
     connection: Connection, batch: Batch, node: Node, reservation_id: bytes, lease_until_ms: int, now_ms: int
 ) -> Reserved:
@@ -57,31 +84,19 @@ def reserve(
     scope = batch.scope
     usages = quota.lock(connection, scope)
     _check_active(connection, scope)
-    visible = _present(connection, batch, batch.entry_keys, node, now_ms)
+    visible, stale = _present(connection, batch, batch.entry_keys, node, now_ms)
     strong = {key for key, found in visible.items() if suffices(found.durability, batch.durability)}
     have = frozenset(index for index, key in enumerate(batch.entry_keys) if key in strong)
     _refresh(connection, batch, [batch.entry_keys[index] for index in sorted(have)], now_ms)
     rest = [index for index in range(len(batch.entry_keys)) if index not in have]
-    doomed = _clear_stale(connection, batch, [key for key in batch.entry_keys if key not in visible], now_ms)
+    doomed = _clear_stale(connection, batch, stale, now_ms)
     to_s3 = batch.sealed_length if any(tier == "s3" for tier, _ in batch.tiers) else 0
     each = quota.Change(batch.sealed_length, 1, to_s3)
     granted = quota.grant(usages, len(rest), each)
     if granted:
         total = quota.Change(granted * each.stored_bytes, granted, granted * each.s3_bytes)
         quota.apply(connection, scope, total)
-        connection.execute(
-            insert(reservation),
-            {
-                "tenant_id": scope.tenant,
-                "namespace_id": scope.namespace,
-                "reservation_id": reservation_id,
-                "bytes": total.stored_bytes,
-                "objects": total.objects,
-                "s3_bytes": total.s3_bytes,
-                "owner": node.boot,
-                "expires_ms": lease_until_ms,
-            },
-        )
+        reservations.begin(connection, scope, reservation_id, total, node.boot, lease_until_ms)
     return Reserved(have, tuple(rest[:granted]), frozenset(rest[granted:]), tuple(doomed))
 
 
@@ -96,10 +111,9 @@ def commit(
     scope = batch.scope
     quota.lock(connection, scope)
     epochs.check_sealed(connection, scope, {new.epoch for new in chunks})
-    held = _end_reservation(connection, scope, reservation_id)
-    stale = [batch.entry_keys[new.index] for new in chunks]
-    taken = _present(connection, batch, stale, node, now_ms)
-    doomed = _clear_stale(connection, batch, [key for key in stale if key not in taken], now_ms)
+    held = reservations.end(connection, scope, reservation_id)
+    taken, stale = _present(connection, batch, [batch.entry_keys[new.index] for new in chunks], node, now_ms)
+    doomed = _clear_stale(connection, batch, stale, now_ms)
     plan = plan_commit(connection, batch, node, chunks, taken)
     # The weaker copy leaves the index of live content before the stronger one enters it.
     _retire(connection, scope, [old for old, _ in plan.replaced])
@@ -134,7 +148,7 @@ def abort(connection: Connection, scope: Scope, reservation_id: bytes) -> None:
     """Give a reservation's quota back. One that is gone already is no error."""
     quota.lock(connection, scope)
     try:
-        held = _end_reservation(connection, scope, reservation_id)
+        held = reservations.end(connection, scope, reservation_id)
     except ReservationExpired:
         return
     quota.apply(connection, scope, quota.Change(-held.stored_bytes, -held.objects, -held.s3_bytes))
@@ -143,47 +157,30 @@ def abort(connection: Connection, scope: Scope, reservation_id: bytes) -> None:
 def reclaim_expired(connection: Connection, scope: Scope, now_ms: int) -> int:
     """End reservations whose lease ran out; their number."""
     quota.lock(connection, scope)
-    rows = connection.execute(
-        delete(reservation)
-        .where(
-            *owned(reservation, scope),
-            reservation.c.expires_ms <= now_ms,
-        )
-        .returning(reservation.c.bytes, reservation.c.objects, reservation.c.s3_bytes)
-    ).all()
-    freed = quota.Change(
-        -sum(row.bytes for row in rows), -sum(row.objects for row in rows), -sum(row.s3_bytes for row in rows)
-    )
-    quota.apply(connection, scope, freed)
-    return len(rows)
+    count, held = reservations.end_expired(connection, scope, now_ms)
+    quota.apply(connection, scope, quota.Change(-held.stored_bytes, -held.objects, -held.s3_bytes))
+    return count
 
 
 def _present(
     connection: Connection, batch: Batch, keys: Sequence[bytes], node: Node, now_ms: int
-) -> dict[bytes, FoundChunk]:
-    """Entries that this gateway can read, and those that another one has and is about to write where all can."""
+) -> tuple[dict[bytes, FoundChunk], list[tuple[bytes, int]]]:
+    """Entries that this gateway can read, and those that another one has and is about to write where all can.
+
+    Beside them the entries under these keys that are neither: expired, or their bytes are lost; each with its expiry.
+    """
+    known = KNOWN.rows(connection, {**owner(batch.scope), "format": batch.format_id}, keys) if keys else []
+    if not known:
+        return {}, []
+    there = [key for key, _ in known]
     heard_since_ms = now_ms - PROCESS_LEASE_MS
-    on_their_way = arriving(connection, batch.scope, batch.format_id, keys, heard_since_ms, now_ms)
-    return on_their_way | lookup(connection, batch.scope, [batch.format_id], keys, node, now_ms)
-
-
-def _end_reservation(connection: Connection, scope: Scope, reservation_id: bytes) -> quota.Change:
-    row = connection.execute(
-        delete(reservation)
-        .where(
-            *owned(reservation, scope),
-            reservation.c.reservation_id == reservation_id,
-        )
-        .returning(reservation.c.bytes, reservation.c.objects, reservation.c.s3_bytes)
-    ).first()
-    if row is None:
-        raise ReservationExpired("the reservation of this PUT expired before it was finished; send it again")
-    return quota.Change(row.bytes, row.objects, row.s3_bytes)
+    on_their_way = arriving(connection, batch.scope, batch.format_id, there, heard_since_ms, now_ms)
+    visible = on_their_way | lookup(connection, batch.scope, [batch.format_id], there, node, now_ms)
+    return visible, [(key, expires_ms) for key, expires_ms in known if key not in visible]
 
 
 def _check_active(connection: Connection, scope: Scope) -> None:
-    state = connection.scalar(select(namespace.c.state).where(*owned(namespace, scope)))
-    if state != "active":
+    if [tuple(row) for row in STATE.rows(connection, owner(scope))] != [("active",)]:
         raise NamespaceUnknown("the namespace takes no chunks: it is suspended or on its way out")
 
 
@@ -191,32 +188,18 @@ def _refresh(connection: Connection, batch: Batch, keys: Sequence[bytes], now_ms
     """A PUT of what is there extends its life and attaches its labels."""
     if not keys:
         return
-    connection.execute(
-        update(entry)
-        .where(
-            *owned(entry, batch.scope),
-            entry.c.format_id == batch.format_id,
-            entry.c.entry_key.in_(keys),
-            ~unexpired(now_ms + batch.ttl_ms - 1),
-        )
-        .values(expires_ms=now_ms + batch.ttl_ms, ttl_ms=batch.ttl_ms)
+    EXTENDED.count(
+        connection,
+        {**owner(batch.scope), "format": batch.format_id, "until": now_ms + batch.ttl_ms, "ttl": batch.ttl_ms},
+        keys,
     )
     attach_labels(connection, batch, keys)
 
 
-def _clear_stale(connection: Connection, batch: Batch, keys: Sequence[bytes], now_ms: int) -> list[bytes]:
-    """Entries under these keys that are not visible (expired, or their bytes are lost) make way."""
-    if not keys:
-        return []
-    rows = connection.execute(
-        select(entry.c.format_id, entry.c.entry_key, entry.c.expires_ms).where(
-            *owned(entry, batch.scope),
-            entry.c.format_id == batch.format_id,
-            entry.c.entry_key.in_(keys),
-        )
-    ).all()
-    expired = [(row.format_id, row.entry_key) for row in rows if row.expires_ms <= now_ms]
-    lost = [(row.format_id, row.entry_key) for row in rows if row.expires_ms > now_ms]
+def _clear_stale(connection: Connection, batch: Batch, stale: Sequence[tuple[bytes, int]], now_ms: int) -> list[bytes]:
+    """Entries that are not visible, each with its expiry, make way; the blobs that nothing needs any more."""
+    expired = [(batch.format_id, key) for key, expires_ms in stale if expires_ms <= now_ms]
+    lost = [(batch.format_id, key) for key, expires_ms in stale if expires_ms > now_ms]
     return [
         *remove_entries(connection, batch.scope, expired, "expired", now_ms),
         *remove_entries(connection, batch.scope, lost, "lost", now_ms),

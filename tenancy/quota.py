@@ -8,11 +8,13 @@ order excludes deadlocks, and makes the namespace's quota row the mutex of every
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from sqlalchemy import BigInteger, Connection, bindparam, or_, select, update
 
 from tenancy.errors import NamespaceUnknown
 from tenancy.model import Scope, Usage
+from tenancy.prepared import KeyStatement, owner
 from tenancy.schema import TENANT_SCOPE, quota
 
 _USAGE = (
@@ -24,14 +26,16 @@ _USAGE = (
     quota.c.s3_bytes,
 )
 
-_LOCK = (
-    select(quota.c.scope_id, *_USAGE)
-    .where(
-        quota.c.tenant_id == bindparam("tenant"),
-        or_(quota.c.scope_id == TENANT_SCOPE, quota.c.scope_id == bindparam("namespace")),
+LOCK: Final = KeyStatement(
+    lambda: (
+        select(*_USAGE)
+        .where(
+            quota.c.tenant_id == bindparam("tenant"),
+            or_(quota.c.scope_id == TENANT_SCOPE, quota.c.scope_id == bindparam("namespace")),
+        )
+        .order_by(quota.c.scope_id)  # the tenant's row has the lowest id of all
+        .with_for_update()
     )
-    .order_by(quota.c.scope_id)  # the tenant's row has the lowest id of all
-    .with_for_update()
 )
 
 # Typed, since a database that infers the type from "<= 0" would take them for 32-bit integers.
@@ -39,19 +43,21 @@ _MORE_BYTES = bindparam("more_bytes", type_=BigInteger)
 _MORE_OBJECTS = bindparam("more_objects", type_=BigInteger)
 _MORE_S3 = bindparam("more_s3", type_=BigInteger)
 
-_ADD = (
-    update(quota)
-    .where(
-        quota.c.tenant_id == bindparam("tenant"),
-        or_(quota.c.scope_id == TENANT_SCOPE, quota.c.scope_id == bindparam("namespace")),
-        or_(_MORE_BYTES <= 0, quota.c.stored_bytes + _MORE_BYTES <= quota.c.limit_bytes),
-        or_(_MORE_OBJECTS <= 0, quota.c.objects + _MORE_OBJECTS <= quota.c.limit_objects),
-        or_(_MORE_S3 <= 0, quota.c.s3_bytes + _MORE_S3 <= quota.c.limit_s3_bytes),
-    )
-    .values(
-        stored_bytes=quota.c.stored_bytes + _MORE_BYTES,
-        objects=quota.c.objects + _MORE_OBJECTS,
-        s3_bytes=quota.c.s3_bytes + _MORE_S3,
+ADD: Final = KeyStatement(
+    lambda: (
+        update(quota)
+        .where(
+            quota.c.tenant_id == bindparam("tenant"),
+            or_(quota.c.scope_id == TENANT_SCOPE, quota.c.scope_id == bindparam("namespace")),
+            or_(_MORE_BYTES <= 0, quota.c.stored_bytes + _MORE_BYTES <= quota.c.limit_bytes),
+            or_(_MORE_OBJECTS <= 0, quota.c.objects + _MORE_OBJECTS <= quota.c.limit_objects),
+            or_(_MORE_S3 <= 0, quota.c.s3_bytes + _MORE_S3 <= quota.c.limit_s3_bytes),
+        )
+        .values(
+            stored_bytes=quota.c.stored_bytes + _MORE_BYTES,
+            objects=quota.c.objects + _MORE_OBJECTS,
+            s3_bytes=quota.c.s3_bytes + _MORE_S3,
+        )
     )
 )
 
@@ -67,10 +73,10 @@ class Change:
 
 def lock(connection: Connection, scope: Scope) -> tuple[Usage, Usage]:
     """Lock the tenant's and the namespace's quota rows and return their counters, in this order."""
-    rows = connection.execute(_LOCK, {"tenant": scope.tenant, "namespace": scope.namespace}).all()
+    rows = LOCK.rows(connection, owner(scope))
     if len(rows) != 2:
         raise NamespaceUnknown("the namespace does not exist")
-    return Usage(*rows[0][1:]), Usage(*rows[1][1:])
+    return Usage(*rows[0]), Usage(*rows[1])
 
 
 def grant(usages: tuple[Usage, Usage], wanted: int, each: Change) -> int:
@@ -87,15 +93,14 @@ def apply(connection: Connection, scope: Scope, change: Change) -> None:
     """Add `change` to both rows. The guard holds even if a caller's arithmetic is wrong: then nothing is written."""
     if change == Change():
         return
-    result = connection.execute(
-        _ADD,
+    changed = ADD.count(
+        connection,
         {
-            "tenant": scope.tenant,
-            "namespace": scope.namespace,
+            **owner(scope),
             "more_bytes": change.stored_bytes,
             "more_objects": change.objects,
             "more_s3": change.s3_bytes,
         },
     )
-    if result.rowcount != 2:
+    if changed != 2:
         raise AssertionError(f"quota guard refused {change}: the counters and the grant disagree")

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, bindparam, func, literal_column, select, true
 
-_SET = text(
-    "SELECT set_config('kvgw.tenant', :tenant, true), set_config('kvgw.token', :token, true), "
-    "set_config('kvgw.audit', :audit, true)"
+from tenancy.prepared import KeyStatement
+
+_SETTINGS: Final = ("tenant", "token", "audit")
+_SET: Final = KeyStatement(
+    lambda: select(*(func.set_config(literal_column(f"'kvgw.{name}'"), bindparam(name), true()) for name in _SETTINGS))
 )
 
 
@@ -38,8 +40,8 @@ WHOLE_AUDIT: Final = Sight(whole_audit=True)
 
 def look(connection: Connection, sight: Sight) -> None:
     """Set the sight of this transaction; it ends with the transaction, whatever connection pool is between."""
-    connection.execute(
-        _SET,
+    _SET.rows(
+        connection,
         {
             "tenant": str(sight.tenant or ""),
             "token": sight.token_id or "",

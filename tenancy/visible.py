@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from sqlalchemy import (
-    BindParameter,
     ColumnClause,
     ColumnElement,
     Connection,
@@ -19,19 +18,14 @@ from sqlalchemy import (
     and_,
     bindparam,
     exists,
-    false,
     literal_column,
     or_,
     select,
 )
 
 from tenancy.model import FoundChunk, Node, Scope, reached
-from tenancy.prepared import KeyStatement
+from tenancy.prepared import MEMBERS_MOST, KeyStatement, Parameters, bound, owner
 from tenancy.schema import chunk, entry, gateway_process, namespace, placement, unexpired
-
-KEYS_PER_STATEMENT: Final = 30_000
-"""Below the least number of bind parameters that a database allows in one statement (32,766)."""
-
 
 # States are literals: the tables have partial indexes on them, and SQLite prepares a statement anew in each execution
 # when a bound value could decide whether such an index fits.
@@ -46,7 +40,7 @@ def _placed(tier: str, *states: str, node: ColumnElement[str] | None = None) -> 
             placement.c.namespace_id == chunk.c.namespace_id,
             placement.c.blob_id == chunk.c.blob_id,
             placement.c.tier == tier,
-            placement.c.state.in_(states),
+            placement.c.state.in_([literal_column(f"'{state}'") for state in states]),
             *(() if node is None else (placement.c.node == node,)),
         )
     ).correlate(chunk)
@@ -92,17 +86,8 @@ _ARRIVING = (
 _ENTRY_COLUMNS = (entry.c.format_id, entry.c.entry_key, entry.c.ttl_ms, entry.c.expires_ms)
 _KEY_AT = 1
 
-_ASKED_FOR = (
-    entry.c.tenant_id == bindparam("tenant"),
-    entry.c.namespace_id == bindparam("namespace"),
-    entry.c.format_id.in_(bindparam("formats", expanding=True)),
-    entry.c.entry_key.in_(bindparam("keys", expanding=True)),
-    unexpired(bindparam("now")),
-    chunk.c.blob_id == entry.c.blob_id,
-)
 
-
-def _lookup(formats: Sequence[BindParameter[int]], keys: Sequence[BindParameter[bytes]]) -> Select[Any]:
+def _lookup(formats: Parameters, keys: Parameters) -> Select[Any]:
     """Entries that are `_REACHABLE`, with a row for each placement that makes them so.
 
     One search in the placements of a chunk; EXISTS in the answer and again in the condition would be four.
@@ -149,18 +134,31 @@ def _lookup(formats: Sequence[BindParameter[int]], keys: Sequence[BindParameter[
     )
 
 
-LOOKUP: Final = KeyStatement(_lookup, KEYS_PER_STATEMENT)
+LOOKUP: Final = KeyStatement(_lookup)
 
-_LOOKUP_ARRIVING = select(
-    *_ENTRY_COLUMNS, *_SEAL_COLUMNS, false().label("at_home"), _ON_HOME_NVME.label("on_nvme"), false().label("on_s3")
-).where(*_ASKED_FOR, *_ARRIVING)
 
-_REACHABLE_CONTENT = select(chunk.c.chunk_id, chunk.c.blob_id, _ON_NVME.label("on_nvme"), _ON_S3.label("on_s3")).where(
-    chunk.c.format_id == bindparam("format"),
-    chunk.c.epoch == bindparam("epoch"),
-    chunk.c.chunk_id.in_(bindparam("chunk_ids", expanding=True)),
-    *_REACHABLE,
-)
+def _arriving(keys: Parameters) -> Select[Any]:
+    return select(*_ENTRY_COLUMNS, *_SEAL_COLUMNS, _ON_HOME_NVME.label("on_nvme")).where(
+        *bound(entry),
+        entry.c.format_id == bindparam("format"),
+        entry.c.entry_key.in_(keys),
+        unexpired(bindparam("now")),
+        chunk.c.blob_id == entry.c.blob_id,
+        *_ARRIVING,
+    )
+
+
+def _reachable_content(chunk_ids: Parameters) -> Select[Any]:
+    return select(chunk.c.chunk_id, chunk.c.blob_id, _ON_NVME.label("on_nvme"), _ON_S3.label("on_s3")).where(
+        chunk.c.format_id == bindparam("format"),
+        chunk.c.epoch == bindparam("epoch"),
+        chunk.c.chunk_id.in_(chunk_ids),
+        *_REACHABLE,
+    )
+
+
+ARRIVING: Final = KeyStatement(_arriving)
+REACHABLE_CONTENT: Final = KeyStatement(_reachable_content)
 
 
 def lookup(
@@ -173,18 +171,12 @@ def lookup(
 ) -> dict[bytes, FoundChunk]:
     """Those of `entry_keys` that are visible to `node` at `now_ms`. One statement, unless bind parameters run out."""
     found: dict[bytes, FoundChunk] = {}
-    for start in range(0, len(entry_keys), KEYS_PER_STATEMENT):
+    for start in range(0, len(entry_keys), MEMBERS_MOST):
         rows = LOOKUP.rows(
             connection,
-            {
-                "tenant": scope.tenant,
-                "namespace": scope.namespace,
-                "now": now_ms,
-                "node": node.node,
-                "boot": node.boot,
-            },
+            {**owner(scope), "now": now_ms, "node": node.node, "boot": node.boot},
             format_ids,
-            entry_keys[start : start + KEYS_PER_STATEMENT],
+            entry_keys[start : start + MEMBERS_MOST],
         )
         for *columns, at_home, tier in rows:
             key = columns[_KEY_AT]
@@ -202,34 +194,21 @@ def arriving(
 
     They cannot be read from here yet, but need not be stored again: their durability is what they have at home.
     """
-    rows = connection.execute(
-        _LOOKUP_ARRIVING,
-        {
-            "tenant": scope.tenant,
-            "namespace": scope.namespace,
-            "formats": [format_id],
-            "keys": entry_keys,
-            "now": now_ms,
-            "heard_since": heard_since_ms,
-        },
+    rows = ARRIVING.rows(
+        connection,
+        {**owner(scope), "format": format_id, "now": now_ms, "heard_since": heard_since_ms},
+        entry_keys,
     )
-    return {row.entry_key: FoundChunk(*[*row]) for row in rows}
+    return {columns[_KEY_AT]: FoundChunk(*[*columns, False, bool(on_nvme), False]) for *columns, on_nvme in rows}
 
 
 def reachable_content(
     connection: Connection, scope: Scope, format_id: int, epoch: int, chunk_ids: Sequence[bytes], node: Node
 ) -> dict[bytes, tuple[bytes, str]]:
     """Live chunks with this content that `node` can read: chunk id → (blob id, durability that it has now)."""
-    rows = connection.execute(
-        _REACHABLE_CONTENT,
-        {
-            "tenant": scope.tenant,
-            "namespace": scope.namespace,
-            "format": format_id,
-            "epoch": epoch,
-            "chunk_ids": chunk_ids,
-            "node": node.node,
-            "boot": node.boot,
-        },
+    rows = REACHABLE_CONTENT.rows(
+        connection,
+        {**owner(scope), "format": format_id, "epoch": epoch, "node": node.node, "boot": node.boot},
+        chunk_ids,
     )
-    return {row.chunk_id: (row.blob_id, reached(on_nvme=row.on_nvme, on_s3=row.on_s3)) for row in rows}
+    return {chunk_id: (blob_id, reached(on_nvme=on_nvme, on_s3=on_s3)) for chunk_id, blob_id, on_nvme, on_s3 in rows}

@@ -34,6 +34,12 @@ def is_short(staging: Staging) -> bool:
     return dirty_room(staging) < 0
 
 
+def is_roomy(staging: Staging) -> bool:
+    """Whether what waits in staging is less than half of what would make it short: write-back may take its time."""
+    now = staging.statistics()
+    return 2 * now.dirty_bytes < SHORT_SHARE * (now.windows.capacity_bytes + now.residents.capacity_bytes)
+
+
 def dirty_room(staging: Staging) -> int:
     """So many bytes more may wait in staging before it is short; less than 0 when it is."""
     now = staging.statistics()

@@ -2,7 +2,10 @@
 
 The outbox is in the catalog, so that nothing is forgotten by a crash; a lease on each write keeps two from doing it.
 Each tier is written for itself, so that one that is away or slow does not hold up another; in a tier each namespace has
-its turn. While PUTs are at work, NVMe gets one write at a time: the disk and the CPUs are theirs.
+its turn. Small blobs go to NVMe in groups, which share a bracket of staging and what the disk does for a write.
+
+PUTs come first: while they are at work, new writes wait a moment as long as staging has room, then NVMe gets one write
+at a time.
 """
 
 from __future__ import annotations
@@ -13,18 +16,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
-from kvgw.gateway.outbox import is_short
+from kvgw.gateway.outbox import is_roomy, is_short
 from kvgw.gateway.rooms import Rooms
 from kvgw.maintenance.pacing import Bucket, Sparing, Turns
+from kvgw.runtime import first_cause
 from storage.errors import BlobDamaged, BlobMissing, StorageError
 from storage.staging import Fill
 from storage.tier import blob_name, parse_name
 from tenancy.model import Scope
-from tenancy.placements import DueWrite
+from tenancy.placements import Claim, DueWrite, Endings
 
 BATCH: Final = 64
 BATCH_BYTES: Final = 256 * 1024 * 1024
 """What one write at a time can put away within its time, even on a slow disk."""
+SMALL_BYTES: Final = 256 * 1024
+GROUP: Final = 16
+"""Small blobs that are written at once: a read of the disk waits behind no more of them."""
 LEASE_MS: Final = 120_000
 """Longer than any single write to a tier may take."""
 WRITE_SECONDS: Final = 60.0
@@ -32,6 +39,9 @@ RETRY_FIRST_MS: Final = 500
 RETRY_LAST_MS: Final = 60_000
 CONCURRENT: Final = 4
 RELIEF_BATCH: Final = 500
+STAND_BACK_SECONDS: Final = 1.0
+"""So long at most nothing is begun for the sake of PUTs, from when there was something to write."""
+STAND_BACK_STEP_SECONDS: Final = 0.02
 
 
 class WriteBack:
@@ -42,6 +52,8 @@ class WriteBack:
         self._buckets = {tier: Bucket(rates.get(tier, 0), rooms.clock) for tier in rooms.tiers}
         self._turns = {tier: Turns(partial(self._width, tier)) for tier in rooms.tiers}
         self._wanted: dict[str, set[Scope]] = {tier: set() for tier in rooms.tiers}
+        self._wanted_at: dict[str, float] = {}
+        """Since when (monotonic seconds) a tier has not been at rest."""
         self._work = {tier: asyncio.Event() for tier in rooms.tiers}
         self._rounds = {tier: asyncio.Lock() for tier in rooms.tiers}
         self._measuring = Sparing(rooms.clock)
@@ -61,25 +73,33 @@ class WriteBack:
         for tier in self._rooms.tiers if tiers is None else tiers:
             self._wanted[tier] |= scopes
             if scopes:
+                self._wanted_at.setdefault(tier, self._rooms.clock.monotonic())
                 self._work[tier].set()
 
     async def wait_for_work(self, tier: str) -> None:
         """Return when a namespace may have writes due in a tier."""
         await self._work[tier].wait()
 
-    async def round(self, tier: str) -> bool:
-        """Write one batch of each namespace that may have writes due in a tier; whether there may be more."""
+    async def round(self, tier: str, *, stand_back: bool = True) -> bool:
+        """Write one batch of each namespace that may have writes due in a tier; whether there may be more.
+
+        A single namespace goes on with its next batch. With `stand_back`, PUTs come first.
+        """
         async with self._rounds[tier]:  # whoever asks meanwhile is answered when nobody is at work any more
             self._work[tier].clear()
             scopes, self._wanted[tier] = self._wanted[tier], set()
             for scope in scopes:
-                if await self._write_batch(tier, scope):
+                if stand_back:
+                    await self._stand_back(tier)
+                if await self._write_batches(tier, scope, alone=len(scopes) == 1):
                     self.want([scope], [tier])
+            if not self._wanted[tier]:
+                self._wanted_at.pop(tier, None)
             return bool(self._wanted[tier])
 
     async def drain(self, tier: str) -> None:
-        """Write everything that is due in a tier, of the namespaces that were wanted."""
-        while await self.round(tier):
+        """Write everything that is due in a tier, of the namespaces that were wanted; PUTs do not come first."""
+        while await self.round(tier, stand_back=False):
             pass
 
     async def measure(self, scopes: Iterable[Scope]) -> None:
@@ -110,66 +130,124 @@ class WriteBack:
     def _width(self, tier: str) -> int:
         return 1 if tier == "nvme" and self._rooms.outbox.foreground else CONCURRENT
 
-    async def _write_batch(self, tier: str, scope: Scope) -> bool:
-        """Write some of what is due in one namespace; False when nothing was."""
+    async def _stand_back(self, tier: str) -> None:
+        """Return when no PUT is at work, or staging needs it, or `STAND_BACK_SECONDS` after there was work."""
+        rooms = self._rooms
+        until = self._wanted_at.get(tier, 0.0) + STAND_BACK_SECONDS
+        while (left := until - rooms.clock.monotonic()) > 0 and self._has_time:
+            await rooms.clock.sleep(min(left, STAND_BACK_STEP_SECONDS))
+
+    @property
+    def _has_time(self) -> bool:
+        outbox = self._rooms.outbox
+        return outbox.foreground and is_roomy(self._rooms.staging) and outbox.behind() is None
+
+    async def _write_batches(self, tier: str, scope: Scope, *, alone: bool) -> bool:
+        """Write some of what is due in one namespace, all of it while nobody else waits; whether there may be more."""
         rooms, bucket = self._rooms, self._buckets[tier]
         await bucket.ready()
         now_ms = rooms.time.now_ms()
-        bytes_max = min(BATCH_BYTES, bucket.rate or BATCH_BYTES)
-        due = await rooms.catalog.claim_due(scope, tier, now_ms + LEASE_MS, now_ms, BATCH, bytes_max)
-        if not due:
-            return False
-        bucket.spend(sum(one.length for one in due))
-        results = await asyncio.gather(*(self._write(one) for one in due))
-        await self._record(scope, due, results)
-        await self.measure([scope])
-        return True
+        claim = self._claim(tier, now_ms)
+        due = await rooms.catalog.claim_due(scope, tier, claim.lease_until_ms, now_ms, claim.limit, claim.bytes_max)
+        while due:
+            bucket.spend(sum(one.length for one in due))
+            outcomes = await self._write_all(tier, due)
+            goes_on = alone and not bucket.rate and self._wanted[tier] <= {scope}
+            due = await self._record(tier, scope, due, outcomes, goes_on=goes_on)
+            await self.measure([scope])
+            if not goes_on:
+                return True
+        return False
 
-    async def _record(self, scope: Scope, due: Sequence[DueWrite], results: Sequence[bool | None]) -> None:
+    def _claim(self, tier: str, now_ms: int) -> Claim:
+        return Claim(tier, now_ms + LEASE_MS, BATCH, min(BATCH_BYTES, self._buckets[tier].rate or BATCH_BYTES))
+
+    async def _record(
+        self, tier: str, scope: Scope, due: Sequence[DueWrite], outcomes: Mapping[bytes, bool | None], *, goes_on: bool
+    ) -> list[DueWrite]:
+        """Write down how writes ended: True done, False to be tried again, None lost. What is next, if it goes on."""
         rooms = self._rooms
         now_ms = rooms.time.now_ms()
-        done = [one for one, result in zip(due, results, strict=True) if result is True]
-        failed = [one for one, result in zip(due, results, strict=True) if result is False]
-        lost = [one for one, result in zip(due, results, strict=True) if result is None]
-        if await rooms.catalog.finish_writes(scope, done, now_ms):
+        done = [one for one in due if outcomes[one.blob_id] is True]
+        failed = [(one, now_ms + self._pause_ms(one)) for one in due if outcomes[one.blob_id] is False]
+        lost = [one for one in due if outcomes[one.blob_id] is None]
+        rooms.metrics.written_back.labels(tier).inc(sum(one.length for one in done))
+        claim = self._claim(tier, now_ms) if goes_on else None
+        turn = await rooms.catalog.settle_writes(scope, Endings(done, failed, lost), claim, now_ms)
+        if turn.unneeded:
             rooms.backlog.note_dead(scope)
-        await rooms.catalog.postpone_writes(scope, [(one, now_ms + self._pause_ms(one)) for one in failed])
-        if await rooms.catalog.drop_writes(scope, lost, now_ms):
-            rooms.backlog.note_dead(scope)
-        still_due = await rooms.catalog.outstanding(scope, [one.blob_id for one in due])
         for one in due:
-            if one.blob_id not in still_due:
+            if one.blob_id in turn.settled:
                 rooms.staging.settle(one.object_name)
+        return turn.due
 
     def _pause_ms(self, failed: DueWrite) -> int:
         wait_ms = min(RETRY_LAST_MS, RETRY_FIRST_MS * 2 ** min(failed.attempts, 10))
         return int(wait_ms * (0.75 + 0.5 * self._rooms.rng.jitter()))
 
-    async def _write(self, due: DueWrite) -> bool | None:
-        """Write one blob: True when done, False to try again later, None when there is nothing left to write.
+    async def _write_all(self, tier: str, due: Sequence[DueWrite]) -> dict[bytes, bool | None]:
+        """Write what was claimed: for each blob True when done, False to try again, None when it is nowhere any more.
 
-        Its time, waiting for its turn included, ends before its lease does: no write outlives its claim.
+        The time of all, waiting for their turns included, ends before their lease does: no write outlives its claim.
         """
-        rooms = self._rooms
-        tier = rooms.tiers.get(due.tier)
-        if tier is None:
-            return None
+        outcomes: dict[bytes, bool | None] = {}
+        small = [one for one in due if tier == "nvme" and one.length <= SMALL_BYTES]
+        large = [one for one in due if one not in small]
         try:
-            async with (
-                asyncio.timeout(WRITE_SECONDS),
-                self._turns[due.tier].turn(),
-                rooms.staging.read(
-                    due.scope.tenant, due.object_name, due.length, WRITE_SECONDS, self._filler(due)
-                ) as reading,
-            ):
-                await tier.put(due.object_name, reading.view)
+            async with asyncio.timeout(WRITE_SECONDS), asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._write_groups(tier, small, outcomes))
+                for one in large:
+                    tasks.create_task(self._write_group(tier, [one], outcomes))
+        except BaseExceptionGroup as group_error:
+            raise first_cause(group_error) from group_error
+        except TimeoutError:
+            pass
+        late = {one.blob_id: False for one in due if one.blob_id not in outcomes}
+        self._rooms.metrics.tier_failures.labels(tier, "put").inc(len(late))
+        return outcomes | late
+
+    async def _write_groups(self, tier: str, small: Sequence[DueWrite], outcomes: dict[bytes, bool | None]) -> None:
+        for start in range(0, len(small), GROUP):
+            await self._write_group(tier, small[start : start + GROUP], outcomes)
+
+    async def _write_group(self, tier: str, group: Sequence[DueWrite], outcomes: dict[bytes, bool | None]) -> None:
+        """Write blobs at once, out of staging as far as they are there."""
+        async with self._turns[tier].turn():
+            rest = group
+            while rest:
+                blobs = [(one.object_name, one.length) for one in rest]
+                with self._rooms.staging.residents(rest[0].scope.tenant, blobs) as readings:
+                    async with asyncio.TaskGroup() as tasks:
+                        for one, reading in zip(rest, readings, strict=False):
+                            tasks.create_task(self._put(one, reading.view, outcomes))
+                rest = rest[len(readings) :]
+                if rest:
+                    await self._put_from_below(rest[0], outcomes)
+                    rest = rest[1:]
+
+    async def _put_from_below(self, due: DueWrite, outcomes: dict[bytes, bool | None]) -> None:
+        """Write a blob that may have to be read first, from a tier that has it."""
+        try:
+            async with self._rooms.staging.read(
+                due.scope.tenant, due.object_name, due.length, WRITE_SECONDS, self._filler(due)
+            ) as reading:
+                await self._put(due, reading.view, outcomes)
         except (BlobMissing, BlobDamaged):
-            return None
+            outcomes[due.blob_id] = None
         except (StorageError, TimeoutError):
-            rooms.metrics.tier_failures.labels(due.tier, "put").inc()
-            return False
-        rooms.metrics.written_back.labels(due.tier).inc(due.length)
-        return True
+            self._failed(due, outcomes)
+
+    async def _put(self, due: DueWrite, sealed: memoryview, outcomes: dict[bytes, bool | None]) -> None:
+        try:
+            await self._rooms.tiers[due.tier].put(due.object_name, sealed)
+        except (StorageError, TimeoutError):
+            self._failed(due, outcomes)
+        else:
+            outcomes[due.blob_id] = True
+
+    def _failed(self, due: DueWrite, outcomes: dict[bytes, bool | None]) -> None:
+        self._rooms.metrics.tier_failures.labels(due.tier, "put").inc()
+        outcomes[due.blob_id] = False
 
     def _filler(self, due: DueWrite) -> Fill:
         async def fill(view: memoryview) -> None:

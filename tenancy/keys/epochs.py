@@ -9,18 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final
 
-from sqlalchemy import Connection, delete, func, insert, select, update
+from sqlalchemy import Connection, Select, delete, func, insert, select, update
 
 from tenancy import generation, quota, registry
 from tenancy.errors import NamespaceUnknown, RegistryRefused, ReservationExpired
 from tenancy.model import Scope
+from tenancy.prepared import KeyStatement, Parameters, bound, owner
 from tenancy.registry import KeyRow
 from tenancy.removal import remove_entries
 from tenancy.schema import chunk, entry, namespace, namespace_key, owned
 
 EPOCH_MAX: Final = 2**31 - 1
+NO_EPOCH: Final = 0
+"""Epochs begin at 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,19 @@ class EpochPolicy:
     min_encrypt_epoch: int | None = None
     """A PUT that was sealed in a lower epoch is not announced any more."""
     deletion_allowed: bool | None = None
+
+
+def _sealed(epochs: Parameters) -> Select[Any]:
+    there = (
+        select(func.count())
+        .select_from(namespace_key)
+        .where(*bound(namespace_key), namespace_key.c.purpose == "data", namespace_key.c.epoch.in_(epochs))
+        .scalar_subquery()
+    )
+    return select(namespace.c.state, namespace.c.min_encrypt_epoch, there).where(*bound(namespace))
+
+
+SEALED: Final = KeyStatement(_sealed)
 
 
 def rotate(connection: Connection, scope: Scope, make: Callable[[int], KeyRow], now_ms: int) -> int:
@@ -91,18 +107,11 @@ def check_sealed(connection: Connection, scope: Scope, epochs: Collection[int]) 
     Raises `NamespaceUnknown` when it takes no chunks, `ReservationExpired` when they were sealed with a key that is
     used or kept no more.
     """
-    there = (
-        select(func.count())
-        .select_from(namespace_key)
-        .where(*owned(namespace_key, scope), namespace_key.c.purpose == "data", namespace_key.c.epoch.in_(epochs))
-        .scalar_subquery()
-    )
-    row = connection.execute(
-        select(namespace.c.state, namespace.c.min_encrypt_epoch, there).where(*owned(namespace, scope))
-    ).first()
-    if row is None or row[0] != "active":
+    rows = SEALED.rows(connection, owner(scope), sorted(epochs) or [NO_EPOCH])
+    if not rows or rows[0][0] != "active":
         raise NamespaceUnknown("the namespace takes no chunks: it is suspended or on its way out")
-    if row[2] != len(epochs) or min(epochs, default=row[1]) < row[1]:
+    _, lowest, there = rows[0]
+    if there != len(epochs) or min(epochs, default=lowest) < lowest:
         raise ReservationExpired("the key that this PUT was sealed with is not used any more; send it again")
 
 

@@ -16,10 +16,18 @@ from kvgw.errors import Code, Outage
 from kvgw.maintenance import writeback
 from kvgw.maintenance.crew import Crew
 from kvgw.maintenance.pacing import Bucket, Sparing, Turns
-from kvgw.maintenance.writeback import CONCURRENT, WriteBack
+from kvgw.maintenance.writeback import (
+    CONCURRENT,
+    GROUP,
+    SMALL_BYTES,
+    STAND_BACK_SECONDS,
+    STAND_BACK_STEP_SECONDS,
+    WriteBack,
+)
 from kvgw.model import Durability, NamespaceCreateRequest, PutOutcome, StatusRequest
 from kvgw.settings import Settings, WriteBackSettings
 from storage.errors import TierUnavailable
+from tenancy.outbox import Waiting
 from tenancy.sealing import sealed_length
 from tests.kvgw.maintenance_bench import CHUNK, FlakyTier, Works, settings, works
 from tests.support.aio import aio
@@ -76,6 +84,7 @@ async def until_moved(one: Works, reached: Any, step_s: float = 0.1) -> None:
 
     def moved() -> bool:
         one.clock.advance(step_s)
+        one.rooms.fence.heard(one.clock.monotonic())  # the clock may be faster here than a heartbeat is written down
         return bool(reached())
 
     await until(moved)
@@ -310,7 +319,7 @@ async def test_dirty_residents_never_keep_reads_from_staging(tmp_path: Path) -> 
 @aio
 async def test_NVMe_is_written_one_at_a_time_while_a_PUT_is_at_work(tmp_path: Path) -> None:
     disk, s3 = SlowTier("nvme"), SlowTier()
-    async with works(tmp_path, chosen=settings(durability="staged"), s3=s3) as one:
+    async with works(tmp_path, chosen=settings(durability="staged"), s3=s3, chunk=2 * SMALL_BYTES) as one:
         await one.put(12, durability=STAGED)
         rooms = replace(one.rooms, tiers={"nvme": disk, "s3": s3})
         write_back = WriteBack(rooms, {})
@@ -332,6 +341,103 @@ async def test_NVMe_is_written_one_at_a_time_while_a_PUT_is_at_work(tmp_path: Pa
         disk.flowing.set()
         await draining
         assert (len(disk.names), disk.most_at_work) == (13, CONCURRENT), "and write-back's when no PUT is there"
+
+
+class PickyTier(SlowTier):
+    """A disk that refuses one blob."""
+
+    refused = ""
+
+    async def put(self, name: str, sealed: memoryview) -> None:
+        if name == self.refused:
+            raise TierUnavailable("not this one")
+        await super().put(name, sealed)
+
+
+@aio
+async def test_small_blobs_go_to_NVMe_in_groups_and_each_fails_for_itself(tmp_path: Path) -> None:
+    """A read of the disk waits behind one group at most; what failed alone is written again."""
+    disk = PickyTier("nvme")
+    async with works(tmp_path, chosen=settings(durability="staged")) as one:
+        await one.put(2 * GROUP + 3, durability=STAGED)
+        names = one.rooms.staging.dirty_names()
+        disk.refused = names[GROUP + 1]
+        write_back = WriteBack(replace(one.rooms, tiers={"nvme": disk}), {})
+        disk.flowing.clear()
+        write_back.want([one.scope], ["nvme"])
+        draining = asyncio.create_task(write_back.drain("nvme"))
+        await until(lambda: disk.at_work == GROUP)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert disk.at_work == GROUP
+        disk.flowing.set()
+        await draining
+        assert disk.most_at_work == GROUP
+        assert disk.names == set(names) - {disk.refused}
+        assert one.rooms.staging.dirty_names() == [disk.refused], "law 7: a write that is to be tried keeps its bytes"
+        disk.refused = ""
+        await one.wait(90.0)
+        write_back.want([one.scope], ["nvme"])
+        await write_back.drain("nvme")
+        assert disk.names == set(names)
+        assert one.rooms.staging.dirty_names() == []
+        await one.check()
+
+
+@pytest.mark.parametrize("how", ["waits its time", "the PUT ends", "staging fills", "the outbox is behind"])
+@aio
+async def test_write_back_stands_back_for_PUTs_no_longer_than_it_may(tmp_path: Path, how: str) -> None:
+    s3 = SlowTier()
+    async with works(tmp_path, chosen=limited(outbox_bytes=64 * SEALED), s3=s3) as one:
+        await one.put(3, durability=STAGED)
+        s3.flowing.clear()
+        putting = asyncio.create_task(one.put(1, "now", durability=S3))
+        await until(lambda: s3.at_work == 1)
+        disk = SlowTier("nvme")
+        write_back = WriteBack(replace(one.rooms, tiers={"nvme": disk, "s3": s3}), {})
+        write_back.want([one.scope], ["nvme"])
+        at_work = asyncio.create_task(write_back.round("nvme"))
+
+        async def pass_by(seconds: float) -> None:
+            for _ in range(10):
+                await asyncio.sleep(0)
+            one.clock.advance(seconds)
+            for _ in range(10):
+                await asyncio.sleep(0)
+
+        await pass_by(STAND_BACK_SECONDS - STAND_BACK_STEP_SECONDS)
+        assert one.clock._sleepers, "the PUT is at work, and there is time"
+        assert not disk.names
+        if how == "the PUT ends":
+            s3.flowing.set()
+            await putting
+        elif how == "staging fills":
+            await one.put(30, "more", durability=STAGED)
+        elif how == "the outbox is behind":
+            one.rooms.outbox.found(one.scope, {"nvme": Waiting(65, 65 * SEALED, one.rooms.time.now_ms())})
+        if how != "waits its time":
+            write_back._wanted_at["nvme"] = one.clock.monotonic()  # its own time is far away
+        await pass_by(STAND_BACK_STEP_SECONDS)
+        await at_work
+        assert len(disk.names) >= 3
+        s3.flowing.set()
+        await putting
+        await one.check()
+
+
+@aio
+async def test_who_drains_does_not_stand_back(tmp_path: Path) -> None:
+    s3 = SlowTier()
+    async with works(tmp_path, chosen=settings(durability="staged"), s3=s3) as one:
+        await one.put(3, durability=STAGED)
+        s3.flowing.clear()
+        putting = asyncio.create_task(one.put(1, "now", durability=S3))
+        await until(lambda: s3.at_work == 1)
+        one.crew.write_back.want([one.scope], ["nvme"])
+        await one.crew.write_back.drain("nvme")
+        assert len(one.blob_files()) == 3
+        s3.flowing.set()
+        await putting
 
 
 @aio

@@ -21,6 +21,7 @@ from tests.tenancy.catalog_counts import CatalogCounts
 from tests.tenancy.catalog_endings import CatalogEndings
 from tests.tenancy.catalog_nodes import CatalogNodes
 from tests.tenancy.catalog_room import CatalogRoom
+from tests.tenancy.catalog_writes import CatalogWrites
 
 _NUMBERS = itertools.count()
 
@@ -86,4 +87,9 @@ class TestCatalogRoomOnPostgres(OnPostgres, CatalogRoom):
 
 @pytest.mark.postgres
 class TestCatalogCountsOnPostgres(OnPostgres, CatalogCounts):
+    pass
+
+
+@pytest.mark.postgres
+class TestCatalogWritesOnPostgres(OnPostgres, CatalogWrites):
     pass

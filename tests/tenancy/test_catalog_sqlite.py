@@ -22,6 +22,7 @@ from tests.tenancy.catalog_counts import CatalogCounts
 from tests.tenancy.catalog_endings import CatalogEndings
 from tests.tenancy.catalog_nodes import CatalogNodes
 from tests.tenancy.catalog_room import CatalogRoom
+from tests.tenancy.catalog_writes import CatalogWrites
 
 
 class SqliteBackend:
@@ -90,4 +91,8 @@ class TestCatalogRoomOnSqlite(OnSqlite, CatalogRoom):
 
 
 class TestCatalogCountsOnSqlite(OnSqlite, CatalogCounts):
+    pass
+
+
+class TestCatalogWritesOnSqlite(OnSqlite, CatalogWrites):
     pass
