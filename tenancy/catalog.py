@@ -30,13 +30,13 @@ from tenancy.audit import chain
 from tenancy.audit.chain import Act
 from tenancy.audit.records import Records
 from tenancy.births import Batch, NewChunk
-from tenancy.engine import Database, ends_nothing
+from tenancy.engine import Database, Ending, ends_nothing, ends_untold, ends_what_it_names
 from tenancy.eviction import Candidate
 from tenancy.formats import FormatDescription
 from tenancy.inspections import Inspections
 from tenancy.model import FormatRow, FoundChunk, Node, Scope, Usage
 from tenancy.outbox import Waiting
-from tenancy.placements import DueWrite
+from tenancy.placements import Claim, DueWrite, Endings, Turn
 from tenancy.presence import Presence
 from tenancy.putting import Committed, Reserved
 from tenancy.registrar import Registrar
@@ -108,14 +108,14 @@ class Catalog(Registrar, Records, Presence, Inspections):
         return await self._database.write(
             lambda connection: putting.reserve(connection, batch, self.node, reservation_id, lease_until_ms, now_ms),
             Sight(batch.scope.tenant),
-            _replaced_nothing,
+            _replaced,
         )
 
     async def commit(self, batch: Batch, reservation_id: bytes, chunks: Sequence[NewChunk], now_ms: int) -> Committed:
         return await self._database.write(
             lambda connection: putting.commit(connection, batch, self.node, reservation_id, chunks, now_ms),
             Sight(batch.scope.tenant),
-            _replaced_nothing,
+            _replaced,
         )
 
     async def abort(self, scope: Scope, reservation_id: bytes) -> None:
@@ -155,7 +155,7 @@ class Catalog(Registrar, Records, Presence, Inspections):
 
     async def expire(self, scope: Scope, now_ms: int, limit: int) -> tuple[int, list[bytes]]:
         return await self._database.write(
-            partial(sweep.expire, scope=scope, now_ms=now_ms, limit=limit), Sight(scope.tenant)
+            partial(sweep.expire, scope=scope, now_ms=now_ms, limit=limit), Sight(scope.tenant), ends_what_it_names
         )
 
     async def doomed(self, scope: Scope, tier: str, now_ms: int, limit: int) -> list[DoomedPlacement]:
@@ -166,17 +166,21 @@ class Catalog(Registrar, Records, Presence, Inspections):
 
     async def purge(self, scope: Scope, gone: Sequence[DoomedPlacement], limit: int) -> int:
         return await self._database.write(
-            partial(sweep.purge, scope=scope, node=self.node, gone=gone, limit=limit), Sight(scope.tenant)
+            partial(sweep.purge, scope=scope, node=self.node, gone=gone, limit=limit),
+            Sight(scope.tenant),
+            ends_untold if gone else ends_what_it_names,
         )
 
     async def forget_tombstones(self, scope: Scope, before_ms: int) -> int:
         return await self._database.write(
-            partial(sweep.forget_tombstones, scope=scope, before_ms=before_ms), Sight(scope.tenant)
+            partial(sweep.forget_tombstones, scope=scope, before_ms=before_ms), Sight(scope.tenant), ends_nothing
         )
 
     async def lose_unplaced(self, scope: Scope, now_ms: int) -> tuple[int, list[bytes]]:
         return await self._database.write(
-            partial(sweep.lose_unplaced, scope=scope, node=self.node, now_ms=now_ms), Sight(scope.tenant)
+            partial(sweep.lose_unplaced, scope=scope, node=self.node, now_ms=now_ms),
+            Sight(scope.tenant),
+            ends_what_it_names,
         )
 
     async def eviction_candidates(self, scope: Scope, now_ms: int, limit: int) -> list[Candidate]:
@@ -193,7 +197,7 @@ class Catalog(Registrar, Records, Presence, Inspections):
 
     async def make_room(self, scope: Scope, now_ms: int) -> list[bytes]:
         return await self._database.write(
-            partial(making_room.make_room, scope=scope, now_ms=now_ms), Sight(scope.tenant)
+            partial(making_room.make_room, scope=scope, now_ms=now_ms), Sight(scope.tenant), ends_untold
         )
 
     async def leaving_nvme(self, scope: Scope) -> int:
@@ -205,6 +209,7 @@ class Catalog(Registrar, Records, Presence, Inspections):
         return await self._database.write(
             partial(eviction.evict_nvme, scope=scope, node=self.node, blob_ids=blob_ids, now_ms=now_ms),
             Sight(scope.tenant),
+            ends_untold,
         )
 
     # Placements
@@ -236,7 +241,16 @@ class Catalog(Registrar, Records, Presence, Inspections):
 
     async def drop_writes(self, scope: Scope, lost: Sequence[DueWrite], now_ms: int) -> list[bytes]:
         return await self._database.write(
-            partial(placements.drop_writes, scope=scope, node=self.node, lost=lost, now_ms=now_ms), Sight(scope.tenant)
+            partial(placements.drop_writes, scope=scope, node=self.node, lost=lost, now_ms=now_ms),
+            Sight(scope.tenant),
+            ends_untold,
+        )
+
+    async def settle_writes(self, scope: Scope, ended: Endings, claim: Claim | None, now_ms: int) -> Turn:
+        return await self._database.write(
+            lambda connection: placements.settle_writes(connection, scope, self.node, ended, claim, now_ms),
+            Sight(scope.tenant),
+            ends_untold if ended.lost else ends_nothing,
         )
 
     async def outstanding(self, scope: Scope, blob_ids: Sequence[bytes]) -> set[bytes]:
@@ -257,7 +271,9 @@ class Catalog(Registrar, Records, Presence, Inspections):
 
     async def promote(self, scope: Scope, blob_ids: Sequence[bytes], now_ms: int) -> set[bytes]:
         return await self._database.write(
-            partial(repair.promote, scope=scope, node=self.node, blob_ids=blob_ids, now_ms=now_ms), Sight(scope.tenant)
+            partial(repair.promote, scope=scope, node=self.node, blob_ids=blob_ids, now_ms=now_ms),
+            Sight(scope.tenant),
+            ends_nothing,
         )
 
     async def known_objects(self, scope: Scope, tier: str, node: str, blob_ids: Sequence[bytes]) -> set[bytes]:
@@ -272,7 +288,7 @@ class Catalog(Registrar, Records, Presence, Inspections):
             repair.quarantine(connection, scope, blob_id, tier, node, now_ms)
             return repair.abandon_unreadable(connection, scope, [blob_id], now_ms)
 
-        return await self._database.write(body, Sight(scope.tenant))
+        return await self._database.write(body, Sight(scope.tenant), ends_untold)
 
     # What was found visible, and whether it still is
 
@@ -281,5 +297,5 @@ class Catalog(Registrar, Records, Presence, Inspections):
         return self._database.version(tenant)
 
 
-def _replaced_nothing(result: Reserved | Committed) -> bool:
-    return not result.doomed
+def _replaced(result: Reserved | Committed) -> Ending:
+    return Ending.UNTOLD if result.doomed else Ending.NOTHING

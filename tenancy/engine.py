@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from enum import Enum
 from pathlib import Path
 from typing import Final, Protocol, TypeAlias, TypeVar
 from urllib.parse import quote
@@ -30,37 +31,65 @@ Result = TypeVar("Result")
 _READ_ONLY: Final = "kvgw_read_only"
 _BUSY_TIMEOUT_MS: Final = 2_000
 _WAL_LIMIT_BYTES: Final = 64 * 1024 * 1024
+_CHECKPOINT_PAGES: Final = 8_000
+"""Half of the WAL's limit, in pages of 4 KiB. Keys are random, so each batch changes pages all over the indexes: the
+more batches a check-point has, the more of them it writes once instead of once for each."""
+_CACHE_KIB: Final = 32 * 1024
+"""Pages kept in memory, so that an index of a few hundred thousand chunks is not read from the file for each batch."""
 
 
-Adds: TypeAlias = Callable[[Result], bool]
+class Ending(Enum):
+    """What a transaction may have done to what was visible."""
+
+    NOTHING = "nothing"
+    """All that was visible still is."""
+    UNTOLD = "untold"
+    """Something may have ended, but nobody is told so: other gateways may answer from memory a moment longer."""
+    TOLD = "told"
+    """Something may have ended, and somebody is told: no gateway may answer from memory what was before (law 5)."""
 
 
-def nothing_known(_: object) -> bool:
-    """Any write may have ended something, unless it is known not to."""
-    return False
+Ends: TypeAlias = Callable[[Result], Ending]
+"""Tells it from the transaction's result."""
 
 
-def ends_nothing(_: object) -> bool:
+def anything(_: object) -> Ending:
+    """Any write may have ended something that its caller acknowledges, unless it is known not to."""
+    return Ending.TOLD
+
+
+def ends_nothing(_: object) -> Ending:
     """What was visible stays visible, whatever the result."""
-    return True
+    return Ending.NOTHING
+
+
+def ends_untold(_: object) -> Ending:
+    """What ends here nobody asked to end."""
+    return Ending.UNTOLD
+
+
+def ends_what_it_names(result: object) -> Ending:
+    """As `ends_untold`; an empty result, or one that begins with a count of 0, says that nothing did."""
+    count = result[0] if isinstance(result, tuple) else result
+    return Ending.UNTOLD if count else Ending.NOTHING
 
 
 class Database(Protocol):
     """Where the catalog's rows are. Raises `CatalogUnavailable` when it cannot be reached."""
 
     async def write(
-        self, body: Callable[[Connection], Result], sight: Sight = NO_TENANT, adds: Adds[Result] = nothing_known
+        self, body: Callable[[Connection], Result], sight: Sight = NO_TENANT, ends: Ends[Result] = anything
     ) -> Result:
         """Run `body` in one transaction that takes the write lock first; committed when this returns.
 
-        `adds` tells from the result whether all that was visible before still is; see `version`.
+        `ends` tells from the result what may have ended of the tenant in `sight`; see `version`.
         """
         ...
 
     def version(self, tenant: UUID) -> int | None:
-        """A number that changes whenever something of the tenant may have ceased to be visible; None: nobody knows.
+        """A number that changes whenever something of the tenant may have ceased to be visible; None: not known now.
 
-        As long as it is the same, what was found visible still is, but for its expiry.
+        As long as it is the same, what was found visible by a read that began under it still is, but for its expiry.
         """
         ...
 
@@ -86,19 +115,19 @@ class SqliteDatabase:
         self._versions: defaultdict[UUID, int] = defaultdict(int)
 
     async def write(
-        self, body: Callable[[Connection], Result], sight: Sight = NO_TENANT, adds: Adds[Result] = nothing_known
+        self, body: Callable[[Connection], Result], sight: Sight = NO_TENANT, ends: Ends[Result] = anything
     ) -> Result:
-        return await self._workers.run(lambda: self._write(body, sight.tenant, adds))
+        return await self._workers.run(lambda: self._write(body, sight.tenant, ends))
 
     def version(self, tenant: UUID) -> int | None:
         return self._versions[tenant]
 
-    def _write(self, body: Callable[[Connection], Result], tenant: UUID | None, adds: Adds[Result]) -> Result:
+    def _write(self, body: Callable[[Connection], Result], tenant: UUID | None, ends: Ends[Result]) -> Result:
         """In the catalog's own thread: the version changes before any later transaction can see what this one did."""
         harmless = False
         try:
             result = self._transact(body, {})
-            harmless = adds(result)
+            harmless = ends(result) is Ending.NOTHING
         finally:
             if tenant is not None and not harmless:
                 self._versions[tenant] += 1
@@ -133,6 +162,8 @@ def sqlite_engine(path: Path) -> Engine:
             "secure_delete=ON",
             "foreign_keys=ON",
             f"journal_size_limit={_WAL_LIMIT_BYTES}",
+            f"wal_autocheckpoint={_CHECKPOINT_PAGES}",
+            f"cache_size={-_CACHE_KIB}",
             "temp_store=MEMORY",
         ):
             cursor.execute(f"PRAGMA {pragma}")

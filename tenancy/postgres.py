@@ -7,17 +7,18 @@ ordinary one: row-level security is forced, and a superuser or a role with BYPAS
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 from uuid import UUID
 
 from sqlalchemy import URL, Connection, make_url, text
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from tenancy.engine import Adds, nothing_known
+from tenancy import versions
+from tenancy.engine import Ending, Ends, anything, ends_nothing
 from tenancy.errors import CatalogMisconfigured, CatalogUnavailable
 from tenancy.schema import metadata
 from tenancy.sight import NO_TENANT, Sight, look
@@ -30,6 +31,10 @@ LOCK_SECONDS: Final = 10
 POOL_SECONDS: Final = 5.0
 TRANSACTION_SECONDS: Final = 60.0
 """A transaction that is not over by then is given up: the network may have dropped the connection without a word."""
+
+QUICK_CONNECTIONS: Final = 2
+"""Beside the pool, for statements that must not wait for it."""
+QUICK_SECONDS: Final = 1.0
 
 _ALL: Final = "SELECT, INSERT, UPDATE, DELETE"
 _GRANTS: Final = {
@@ -47,44 +52,65 @@ _ROLE = text(
 )
 
 
-class PostgresDatabase:
-    """A pool of connections to one database. Raises `CatalogUnavailable` when it cannot be reached in time."""
-
-    def __init__(self, url: URL, pool: int) -> None:
-        self._engine = create_async_engine(
-            url.set(drivername="postgresql+asyncpg"),
-            pool_size=pool,
-            max_overflow=0,
-            pool_timeout=POOL_SECONDS,
-            pool_pre_ping=True,
-            pool_recycle=1800,
-            connect_args={
-                "timeout": CONNECT_SECONDS,
-                "server_settings": {
-                    "application_name": "kvgw",
-                    "statement_timeout": f"{STATEMENT_SECONDS}s",
-                    "lock_timeout": f"{LOCK_SECONDS}s",
-                    "idle_in_transaction_session_timeout": f"{STATEMENT_SECONDS}s",
-                    "timezone": "UTC",
-                },
-            },
-        )
-
-    async def write(
-        self, body: Callable[[Connection], Result], sight: Sight = NO_TENANT, adds: Adds[Result] = nothing_known
-    ) -> Result:
-        def transaction(connection: Connection) -> Result:
-            look(connection, sight)
-            return body(connection)
-
-        async with _mapped_errors(), asyncio.timeout(TRANSACTION_SECONDS), self._engine.begin() as connection:
-            return await connection.run_sync(transaction)
-
-    async def read(self, body: Callable[[Connection], Result], sight: Sight = NO_TENANT) -> Result:
-        return await self.write(body, sight)
+class Memory(Protocol):
+    """What the gateways of this catalog may answer without asking it."""
 
     def version(self, tenant: UUID) -> int | None:
-        return None  # other gateways change the rows too
+        """See `Database.version`."""
+        ...
+
+    def ended(self, tenant: UUID, version: int) -> None:
+        """A transaction of this gateway has raised the version: from now on nothing older is answered here."""
+        ...
+
+    async def settled(self, tenant: UUID, version: int) -> None:
+        """Return when no other gateway answers anything older either."""
+        ...
+
+
+class PostgresDatabase:
+    """A pool of connections to one database. Raises `CatalogUnavailable` when it cannot be reached in time.
+
+    Without a `memory` nothing is answered from one here, and no other gateway is waited for: for whoever works on a
+    catalog while no gateway runs.
+    """
+
+    def __init__(self, url: URL, pool: int) -> None:
+        self._engine = _engine(url, pool, pre_ping=True)
+        # It sees the versions of all tenants, and no other row of any.
+        quick = _engine(url, QUICK_CONNECTIONS, pre_ping=False, settings={"kvgw.versions": "every"})
+        self._quick = quick.execution_options(isolation_level="AUTOCOMMIT")
+        self.memory: Memory | None = None
+
+    async def write(
+        self, body: Callable[[Connection], Result], sight: Sight = NO_TENANT, ends: Ends[Result] = anything
+    ) -> Result:
+        def transaction(connection: Connection) -> tuple[Result, Ending, int | None]:
+            look(connection, sight)
+            result = body(connection)
+            ending = Ending.NOTHING if sight.tenant is None else ends(result)
+            if sight.tenant is None or ending is Ending.NOTHING:
+                return result, ending, None
+            return result, ending, versions.raise_version(connection, sight.tenant)
+
+        async with _mapped_errors(), asyncio.timeout(TRANSACTION_SECONDS), self._engine.begin() as connection:
+            result, ending, version = await connection.run_sync(transaction)
+        if self.memory is not None and sight.tenant is not None and version is not None:
+            self.memory.ended(sight.tenant, version)
+            if ending is Ending.TOLD:
+                await self.memory.settled(sight.tenant, version)
+        return result
+
+    async def read(self, body: Callable[[Connection], Result], sight: Sight = NO_TENANT) -> Result:
+        return await self.write(body, sight, ends_nothing)
+
+    async def quick(self, body: Callable[[Connection], Result]) -> Result:
+        """Run `body`, whose statements are transactions of their own, on a connection that is free at once."""
+        async with _mapped_errors(), asyncio.timeout(QUICK_SECONDS), self._quick.connect() as connection:
+            return await connection.run_sync(body)
+
+    def version(self, tenant: UUID) -> int | None:
+        return None if self.memory is None else self.memory.version(tenant)
 
     async def check_role(self) -> None:
         """Raises `CatalogMisconfigured` if row-level security would not hold for this role."""
@@ -104,7 +130,30 @@ class PostgresDatabase:
             )
 
     async def aclose(self) -> None:
+        await self._quick.dispose()
         await self._engine.dispose()
+
+
+def _engine(url: URL, pool: int, *, pre_ping: bool, settings: Mapping[str, str] | None = None) -> AsyncEngine:
+    return create_async_engine(
+        url.set(drivername="postgresql+asyncpg"),
+        pool_size=pool,
+        max_overflow=0,
+        pool_timeout=POOL_SECONDS,
+        pool_pre_ping=pre_ping,
+        pool_recycle=1800,
+        connect_args={
+            "timeout": CONNECT_SECONDS,
+            "server_settings": {
+                "application_name": "kvgw",
+                "statement_timeout": f"{STATEMENT_SECONDS}s",
+                "lock_timeout": f"{LOCK_SECONDS}s",
+                "idle_in_transaction_session_timeout": f"{STATEMENT_SECONDS}s",
+                "timezone": "UTC",
+                **(settings or {}),
+            },
+        },
+    )
 
 
 def parse_url(url: str, password: str | None) -> URL:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from tenancy import generation, nodes, processes
-from tenancy.engine import Database
+from tenancy.engine import Database, ends_untold
 from tenancy.model import Node, Scope
 from tenancy.nodes import Forgotten
 from tenancy.processes import Process
@@ -44,6 +44,7 @@ class Presence:
         return await self._database.write(
             partial(nodes.forget_placements, scope=scope, gone=gone, by=self.node, now_ms=now_ms, limit=limit),
             Sight(scope.tenant),
+            ends_untold,
         )
 
     async def forget_process(self, gone: str, now_ms: int) -> bool:

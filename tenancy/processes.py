@@ -61,6 +61,7 @@ def announce(connection: Connection, node: Node, version: str, now_ms: int, leas
             "heartbeat_ms": now_ms,
             "left_ms": None,
             "alone": node.alone or None,
+            "coherent": True,
         },
     )
     raise_high_water(connection, now_ms)

@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 from tenancy import recounting, registry, tokens
 from tenancy.audit import chain
 from tenancy.audit.chain import Act
-from tenancy.engine import Database
+from tenancy.engine import Database, Ends, anything, ends_nothing, ends_what_it_names
 from tenancy.keys import epochs
 from tenancy.keys.epochs import Epoch
 from tenancy.model import Namespace, Scope, Usage
@@ -36,7 +36,14 @@ class Registrar:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def act(self, act: Act, body: Callable[[Connection], Result], tenant: UUID, now_ms: int) -> Result:
+    async def act(
+        self,
+        act: Act,
+        body: Callable[[Connection], Result],
+        tenant: UUID,
+        now_ms: int,
+        ends: Ends[Result] = anything,
+    ) -> Result:
         """Run `body` over a tenant's rows and record `act` in the same transaction: both, or neither."""
 
         def transaction(connection: Connection) -> Result:
@@ -44,7 +51,7 @@ class Registrar:
             chain.record(connection, act, now_ms)
             return result
 
-        return await self._database.write(transaction, Sight(tenant))
+        return await self._database.write(transaction, Sight(tenant), ends)
 
     # Tenants
 
@@ -66,6 +73,7 @@ class Registrar:
             partial(registry.create_tenant, tenant_id=tenant, name=name, now_ms=now_ms),
             tenant,
             now_ms,
+            ends_nothing,
         )
 
     async def set_tenant_state(self, tenant: UUID, state: str, act: Act, now_ms: int) -> None:
@@ -77,6 +85,7 @@ class Registrar:
             partial(registry.change_limits, tenant_id=tenant, scope_id=TENANT_SCOPE, limits=limits),
             tenant,
             now_ms,
+            ends_nothing,
         )
 
     async def recount(self, tenant: UUID, *, repair: bool, act: Act, now_ms: int) -> list[Drift]:
@@ -98,7 +107,10 @@ class Registrar:
             for one in await self.namespaces(tenant)
         ]
         counts.append(partial(recounting.recount_tenant, tenant=tenant, repair=repair))
-        return [await self._database.write(partial(_after, count=count, note=noted), Sight(tenant)) for count in counts]
+        return [
+            await self._database.write(partial(_after, count=count, note=noted), Sight(tenant), ends_nothing)
+            for count in counts
+        ]
 
     # Namespaces
 
@@ -119,6 +131,7 @@ class Registrar:
             partial(registry.create_namespace, scope=scope, name=name, policy=policy, keys=keys, now_ms=now_ms),
             scope.tenant,
             now_ms,
+            ends_nothing,
         )
 
     async def set_namespace_state(self, scope: Scope, state: str, act: Act, now_ms: int) -> None:
@@ -144,7 +157,9 @@ class Registrar:
 
     async def end_unreadable(self, scope: Scope, now_ms: int, limit: int) -> tuple[int, list[bytes]]:
         return await self._database.write(
-            partial(epochs.end_unreadable, scope=scope, now_ms=now_ms, limit=limit), Sight(scope.tenant)
+            partial(epochs.end_unreadable, scope=scope, now_ms=now_ms, limit=limit),
+            Sight(scope.tenant),
+            ends_what_it_names,
         )
 
     # Tokens
@@ -161,6 +176,7 @@ class Registrar:
             partial(tokens.add_token, row=row, now_ms=now_ms),
             row.tenant,
             now_ms,
+            ends_nothing,
         )
 
     async def token(self, token_id: str) -> TokenRow | None:
@@ -197,6 +213,7 @@ class Registrar:
         await self._database.write(
             partial(tokens.note_use, tenant_id=tenant, token_id=token_id, now_ms=now_ms, grain_ms=grain_ms),
             Sight(tenant),
+            ends_nothing,
         )
 
 

@@ -57,6 +57,7 @@ class Pace:
     keys: float = 60.0
     usage: float = 10.0
     audit: float = 5.0
+    coherence: float = 0.1
     nvme_orphan_grace: float = 300.0
     s3_orphan_grace: float = 86_400.0
 
@@ -95,6 +96,8 @@ class Crew:
             group.create_task(self.scrub.serve())
             for tier in self._rooms.tiers:
                 group.create_task(self._write_into(tier))
+            if (coherence := self._rooms.coherence) is not None:
+                group.create_task(self._repeat("coherence", pace.coherence, coherence.poll))
             for name, period, job in (
                 ("outbox", pace.outbox, self.look_at_outbox),
                 ("sweep", pace.sweep, self.sweep_everywhere),

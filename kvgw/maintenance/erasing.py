@@ -81,6 +81,7 @@ class Erasing:
         async for unneeded in self._deletions.remove(job, rooms.time.now_ms()):
             for blob_id in unneeded:
                 rooms.staging.drop(blob_name(job.scope.namespace, blob_id))
+        await self._deletions.settle(job)
         await rooms.keyring.advance(await self._deletions.grow_generation())
         await self._deletions.move(job, "erasing", replace(job.progress, removed=True))
 

@@ -28,7 +28,7 @@ from kvgw.maintenance.crew import Crew, Pace
 from kvgw.metrics import Metrics
 from kvgw.runtime import Clock, Rng, SystemClock, SystemRng, ThreadWorkers, usable_cpus
 from kvgw.settings import Settings, SettingsError, StagingSettings
-from kvgw.wiring.catalog import open_database
+from kvgw.wiring.catalog import coherence_of, open_database
 from kvgw.wiring.keys import open_keys
 from kvgw.wiring.start import (
     allowance_of,
@@ -42,6 +42,7 @@ from kvgw.wiring.start import (
 from kvgw.wiring.tiers import layered, open_audit_objects, open_nvme, open_s3, tracers_of
 from kvgw.witness import Witness
 from storage.arena import Arena
+from storage.nvme import NvmeTier
 from storage.policy import SegmentedLru
 from storage.s3 import S3Tier
 from storage.shares import Shares
@@ -140,7 +141,8 @@ async def opened(
             deletions=Deletions(database),
             backlog=Backlog(),
             arrivals=Arrivals(),
-            index=MatchIndex(),
+            index=MatchIndex(settings.catalog.match_index_bytes),
+            coherence=coherence_of(stack, database, node, world.clock, time, fence, metrics),
             metrics=metrics,
             meter=meter,
             limiter=Limiter(world.clock, metrics, allowance_of(settings.limits), meter),
@@ -155,9 +157,7 @@ async def opened(
             witness=Witness(folder.path, open_audit_objects(stack, settings), file_workers, world.rng),
         )
         stack.push_async_callback(rooms.staging.aclose)
-        crew = Crew(rooms, nvme, world.pace or pace_of(settings.maintenance), rates_of(settings.writeback))
-        stack.push_async_callback(crew.books.close)
-        await crew.prepare()
+        crew = await _crew(stack, rooms, nvme, settings, world.pace)
         directory = Directory(catalog, keyring, world.clock)
         admin = AdminVerbs(rooms, directory, arena, nvme, keys.root, policy)
         yield Opened(
@@ -174,6 +174,15 @@ async def opened(
             s3=s3,
             first_token=first_token,
         )
+
+
+async def _crew(
+    stack: AsyncExitStack, rooms: Rooms, nvme: NvmeTier | None, settings: Settings, pace: Pace | None
+) -> Crew:
+    crew = Crew(rooms, nvme, pace or pace_of(settings.maintenance), rates_of(settings.writeback))
+    stack.push_async_callback(crew.books.close)
+    await crew.prepare()
+    return crew
 
 
 async def _folder(stack: AsyncExitStack, data: Path, wait_s: float) -> DataFolder:

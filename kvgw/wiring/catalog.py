@@ -5,14 +5,19 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from kvgw.runtime import ThreadWorkers
+from kvgw.fence import Fence
+from kvgw.gateway.coherence import Coherence
+from kvgw.metrics import Metrics
+from kvgw.runtime import Clock, ThreadWorkers
 from kvgw.settings import CatalogSettings
 from kvgw.wiring.secrets import read_secret
 from tenancy import migrate
 from tenancy.engine import Database, SqliteDatabase
 from tenancy.errors import CatalogMisconfigured
+from tenancy.model import Node
 from tenancy.postgres import PostgresDatabase, parse_url
 from tenancy.sight import NO_TENANT
+from tenancy.timekeeping import CatalogTime
 
 
 async def open_database(stack: AsyncExitStack, settings: CatalogSettings, folder: Path) -> Database:
@@ -31,6 +36,24 @@ async def open_database(stack: AsyncExitStack, settings: CatalogSettings, folder
     stack.push_async_callback(database.aclose)
     await database.write(migrate.upgrade, NO_TENANT)
     return database
+
+
+def coherence_of(
+    stack: AsyncExitStack,
+    database: Database,
+    node: Node,
+    clock: Clock,
+    time: CatalogTime,
+    fence: Fence,
+    metrics: Metrics,
+) -> Coherence | None:
+    """What keeps this gateway's memory in step with other gateways; None where there cannot be any."""
+    if not isinstance(database, PostgresDatabase):
+        return None
+    coherence = Coherence(database, node.boot, clock, time, fence, metrics)
+    database.memory = coherence
+    stack.push_async_callback(coherence.leave)
+    return coherence
 
 
 async def open_to_read(stack: AsyncExitStack, settings: CatalogSettings, folder: Path) -> Database:

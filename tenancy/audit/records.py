@@ -13,7 +13,7 @@ from tenancy.audit import auditing, chain
 from tenancy.audit.auditing import Head, Page, Wanted
 from tenancy.audit.chain import Act, Record
 from tenancy.audit.checkpoints import Checkpoint
-from tenancy.engine import Database
+from tenancy.engine import Database, ends_nothing
 from tenancy.explaining import Known
 from tenancy.metering import Amounts, Bucket, Sum
 from tenancy.model import Node, Scope
@@ -58,11 +58,15 @@ class Records:
     # Usage
 
     async def add_usage(self, tenant: UUID, amounts: Amounts) -> None:
-        await self._database.write(partial(metering.add, tenant_id=tenant, amounts=amounts), Sight(tenant))
+        await self._database.write(
+            partial(metering.add, tenant_id=tenant, amounts=amounts), Sight(tenant), ends_nothing
+        )
 
     async def sample_usage(self, tenant: UUID, elapsed_ms: int, now_ms: int) -> None:
         await self._database.write(
-            partial(metering.sample, tenant_id=tenant, elapsed_ms=elapsed_ms, now_ms=now_ms), Sight(tenant)
+            partial(metering.sample, tenant_id=tenant, elapsed_ms=elapsed_ms, now_ms=now_ms),
+            Sight(tenant),
+            ends_nothing,
         )
 
     async def usage_sums(
@@ -75,7 +79,7 @@ class Records:
 
     async def forget_usage(self, scope: Scope, before_ms: int) -> int:
         return await self._database.write(
-            partial(metering.forget, scope=scope, before_ms=before_ms), Sight(scope.tenant)
+            partial(metering.forget, scope=scope, before_ms=before_ms), Sight(scope.tenant), ends_nothing
         )
 
     # Explaining

@@ -16,7 +16,7 @@ from tenancy.deletion import burial, erasure, jobs, selection
 from tenancy.deletion.erasure import Outstanding
 from tenancy.deletion.jobs import Job, Look, Progress
 from tenancy.deletion.selection import Prefix
-from tenancy.engine import Database
+from tenancy.engine import Database, ends_untold
 from tenancy.errors import NamespaceUnknown, RegistryRefused
 from tenancy.keys.signing import Signer
 from tenancy.model import Scope
@@ -63,7 +63,8 @@ class Deletions:
     async def remove(self, job: Job, now_ms: int) -> AsyncIterator[tuple[bytes, ...]]:
         """End all entries that the job selects, a transaction at a time; the blobs that nothing needs any more.
 
-        Raises `DeletionUnsupported` for a prefix whose chain was broken meanwhile.
+        Nobody may be told so before `settle`. Raises `DeletionUnsupported` for a prefix whose chain was broken
+        meanwhile.
         """
         if isinstance(job.selector, Prefix):
             found = partial(selection.follow, scope=job.scope, selector=job.selector)
@@ -85,6 +86,10 @@ class Deletions:
                 yield stray
             while await self._write(job, partial(erasure.note_dying, job=job, limit=BATCH)):
                 continue
+
+    async def settle(self, job: Job) -> None:
+        """Return when no gateway answers from memory what was there before `remove` (law 5)."""
+        await self._database.write(_nothing_more, Sight(job.scope.tenant))
 
     async def grow_generation(self) -> int:
         """The catalog's new generation, to be written down beside the keys."""
@@ -163,7 +168,7 @@ class Deletions:
         return await self._database.read(body, Sight(job.scope.tenant))
 
     async def _write(self, job: Job, body: Callable[[Connection], Result]) -> Result:
-        return await self._database.write(body, Sight(job.scope.tenant))
+        return await self._database.write(body, Sight(job.scope.tenant), ends_untold)
 
 
 def _check_part(connection: Connection, job: Job) -> None:
@@ -193,6 +198,10 @@ def _close_namespace(connection: Connection, scope: Scope) -> None:
         )
     if row.state != "deleting":  # one whose key was shredded is not visible any more, but has its rows and bytes
         registry.set_namespace_state(connection, scope, "deleting")
+
+
+def _nothing_more(_: Connection) -> None:
+    """What was done before is what counts."""
 
 
 def _checkpoint(connection: Connection) -> bool:

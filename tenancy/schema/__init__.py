@@ -16,11 +16,13 @@ from tenancy.schema.records import (
     usage_hour,
 )
 from tenancy.schema.tenants import api_token, namespace, namespace_key, quota, reservation, tenant
+from tenancy.schema.versions import VERSION_MAX, tenant_version, version_seen
 
 __all__ = [
     "TENANT_SCOPE",
     "UNLIMITED",
     "UNSETTLED",
+    "VERSION_MAX",
     "api_token",
     "audit_checkpoint",
     "audit_head",
@@ -42,7 +44,9 @@ __all__ = [
     "quota",
     "reservation",
     "tenant",
+    "tenant_version",
     "tombstone",
     "unexpired",
     "usage_hour",
+    "version_seen",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, CheckConstraint, Column, Integer, String, Table
+from sqlalchemy import BigInteger, Boolean, CheckConstraint, Column, Integer, String, Table, false
 
 from tenancy.schema.base import metadata
 
@@ -16,6 +16,7 @@ gateway_process = Table(
     Column("heartbeat_ms", BigInteger, nullable=False),
     Column("left_ms", BigInteger),
     Column("alone", String(64)),
+    Column("coherent", Boolean, nullable=False, server_default=false()),
 )
 
 maintenance_lease = Table(

@@ -35,7 +35,9 @@ from tests.support.seaweed import S3Server
 
 _NUMBERS = itertools.count()
 
-STILL = Pace(outbox=1e6, sweep=1e6, evict=1e6, orphans=1e6, heartbeat=1e6, reach=1e6, usage=1e6, audit=1e6)
+STILL = Pace(
+    outbox=1e6, sweep=1e6, evict=1e6, orphans=1e6, heartbeat=1e6, reach=1e6, usage=1e6, audit=1e6, coherence=1e6
+)
 """For gateways whose jobs the test runs itself. On the machine's clock they still take up their backlog at once."""
 
 

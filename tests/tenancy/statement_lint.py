@@ -22,6 +22,8 @@ ALLOWED = (
     ("tenant", None),
     # The audit log is verified as a whole, by a sight of its own: its chain runs through the records of all tenants.
     ("audit_record", None),
+    # A gateway drops its own word, or that of one that is gone, in all tenants at once.
+    ("version_seen", None),
 )
 """Tables that may be read without a tenant: by this column, or (None) at all."""
 

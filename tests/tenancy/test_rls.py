@@ -94,6 +94,8 @@ async def fill(backend: Any) -> Bench:
         f"entries, chunks, bytes, retained, note) VALUES ('{OURS}', '{ours}', 'job', 'keys', '', 'done', 'owner', 1, "
         "0, 0, 0, 0, '')",
         f"INSERT INTO deletion_blob VALUES ('{OURS}', '{ours}', 'job', 'blob')",
+        f"INSERT INTO tenant_version VALUES ('{THEIRS}', 1)",
+        f"INSERT INTO version_seen VALUES ('{OURS}', 'boot', 1), ('{THEIRS}', 'boot', 1)",
     ):
         await bench.backend.transact(runs(statement))
     await bench.backend.transact(copy)
