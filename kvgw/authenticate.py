@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hmac
+import math
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
@@ -17,8 +19,25 @@ from tenancy.tokens import TokenRow
 REMEMBERED_SECONDS: Final = 5.0
 """A revoked token works for at most so long."""
 REMEMBERED_MAX: Final = 4096
+_NEVER_MS: Final = 2**63
 
 _REFUSAL: Final = "this token is not valid: unknown, mistyped, expired or revoked"
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A caller, and for how long that needs no new look."""
+
+    caller: Caller
+    until: float
+    """By the monotonic clock."""
+    expires_ms: int
+    """When the credential itself does, by the catalog's time."""
+
+    @classmethod
+    def for_good(cls, caller: Caller) -> Known:
+        """Somebody who needs no credential that may end."""
+        return cls(caller, math.inf, _NEVER_MS)
 
 
 class Authenticator:
@@ -29,8 +48,8 @@ class Authenticator:
         self._clock = clock
         self._time = time
         self._pepper = pepper
-        self._owner_tenant = owner_tenant
-        self._remembered: OrderedDict[bytes, tuple[float, int, Caller]] = OrderedDict()
+        self._owner = Caller(owner_tenant, "owner", frozenset(Permission), ("*",), DEFAULT_NAMESPACE)
+        self._remembered: OrderedDict[bytes, Known] = OrderedDict()
 
     def row(
         self,
@@ -61,26 +80,34 @@ class Authenticator:
 
     def owner(self) -> Caller:
         """The caller for the gateway's own user: every permission, every namespace of the first tenant."""
-        return Caller(self._owner_tenant, "owner", frozenset(Permission), ("*",), DEFAULT_NAMESPACE)
+        return self._owner
+
+    def holds(self, known: Known) -> bool:
+        """Whether what was answered for a credential may still be believed without asking again."""
+        return known.until > self._clock.monotonic() and known.expires_ms > self._time.now_ms()
 
     async def token(self, text: str) -> Caller:
         """The caller of a token. Raises `RequestRefused`; a malformed token costs no look-up."""
+        return (await self.known(text)).caller
+
+    async def known(self, text: str) -> Known:
+        """As `token`, with how long the answer holds."""
         token = parse_token(text)
         if token is None:
             raise RequestRefused(_REFUSAL, Code.UNAUTHENTICATED)
         digest = token_digest(self._pepper, token)
         remembered = self._remembered.get(digest)
+        if remembered is not None and self.holds(remembered):
+            return remembered
         now_ms = self._time.now_ms()
-        if remembered is not None and remembered[0] > self._clock.monotonic() and remembered[1] > now_ms:
-            return remembered[2]
         row = await self._catalog.token(token.token_id)
         if not _valid(row, digest, now_ms) or row is None:
             raise RequestRefused(_REFUSAL, Code.UNAUTHENTICATED)
-        caller = as_caller(row)
-        self._remembered[digest] = (self._clock.monotonic() + REMEMBERED_SECONDS, row.expires_ms, caller)
+        known = Known(as_caller(row), self._clock.monotonic() + REMEMBERED_SECONDS, row.expires_ms)
+        self._remembered[digest] = known
         if len(self._remembered) > REMEMBERED_MAX:
             self._remembered.popitem(last=False)
-        return caller
+        return known
 
 
 def as_caller(row: TokenRow) -> Caller:

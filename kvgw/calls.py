@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from typing import Final, Literal, TypeVar
 
 from kvgw.breaker import Breaker, BreakerOptions, BreakerState
 from kvgw.checks import deadline
+from kvgw.deadlines import Deadlines
 from kvgw.errors import Code, FormatError, KvgwError, Outage
 from kvgw.runtime import Clock, Rng, SystemClock, SystemRng
 from kvgw.transport import CONNECTIONS_DEFAULT, Transport
@@ -52,10 +52,12 @@ class Calls:
         self._transport = transport
         self._options = options or ClientOptions()
         self._breaker = Breaker(self._options.breaker, clock or SystemClock(), rng or SystemRng())
+        self._deadlines = Deadlines()
 
     async def aclose(self) -> None:
         """Close the connections; a second call does nothing."""
         await self._transport.aclose()
+        self._deadlines.close()
 
     @property
     def breaker(self) -> BreakerState:
@@ -91,7 +93,7 @@ class Calls:
         if not self._breaker.admit():
             raise Outage("the gateway did not answer before; it is tried again shortly", Code.UNAVAILABLE)
         try:
-            async with asyncio.timeout(limit_s):
+            with self._deadlines.within(limit_s):
                 result = await send()
         except TimeoutError as error:
             self._breaker.failed()

@@ -2,7 +2,8 @@
 
 Payloads are received straight into their destination and sent from where they lie. A transfer that has to wait
 registers with the event loop once, not for each piece of it: the loop's own ``sock_*`` calls register, wake a task and
-unregister for every buffer that the kernel fills.
+unregister for every buffer that the kernel fills. Who waits for a peer to speak stays registered until nobody listens:
+to register and unregister costs more than a small frame back and forth.
 """
 
 from __future__ import annotations
@@ -108,6 +109,10 @@ class PlainChannel:
         self._socket = sock
         self._loop = asyncio.get_running_loop()
         self._passed: list[int] | None = None
+        self._heard: Callable[[], None] | None = None
+        """What waits for the peer to speak."""
+        self._listens = False
+        """The socket's reader is registered with the event loop."""
         if sock.family == socket.AF_UNIX:
             # The default holds half of what fits into a processor's cache, and both sides take turns in small steps.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNIX_SEND_BYTES)
@@ -137,8 +142,28 @@ class PlainChannel:
             at += count
             return at >= len(target)
 
-        await self._complete(fill, self._loop.add_reader, self._loop.remove_reader)
+        await self._complete(fill, self._listen, self._rest)
         return at - len(target)
+
+    def _listen(self, number: int, ready: Callable[[], None]) -> None:
+        self._heard = ready
+        if not self._listens:
+            self._loop.add_reader(number, self._hear)
+            self._listens = True
+
+    def _rest(self, _: int) -> None:
+        self._heard = None
+
+    def _hear(self) -> None:
+        if self._heard is not None:
+            self._heard()
+        else:
+            self._stop_listening()  # the loop would say it again and again, until somebody takes it
+
+    def _stop_listening(self) -> None:
+        if self._listens and _runs(self._loop):
+            self._loop.remove_reader(self._socket.fileno())
+        self._listens = False
 
     def _receive_passed(self, buffers: list[memoryview], passed: list[int]) -> int:
         room = socket.CMSG_LEN(_DESCRIPTORS_AT_ONCE * _DESCRIPTOR.size)
@@ -241,9 +266,19 @@ class PlainChannel:
             return b""
 
     def close(self) -> None:
+        self._stop_listening()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
     def abandon(self) -> None:
+        self._stop_listening()
         self._socket.close()
+
+
+def _runs(loop: asyncio.AbstractEventLoop) -> bool:
+    """Whether it is what runs here: one that has ended is deaf, and a forked child leaves it to its parent."""
+    try:
+        return asyncio.get_running_loop() is loop
+    except RuntimeError:
+        return False

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from kvgw.durations import duration_ms
 from kvgw.errors import Code, FormatError
 from kvgw.model import DEADLINE_MS_MAX, KEYS_MAX, PUBLIC_MAX
 from kvgw.reports import Registered
 
+_KEY_BYTES_MAX: Final = 64
+_BYTES: Final = {bytes}
+
 
 def check_keys(keys: Sequence[bytes]) -> list[bytes]:
     """Refuse a batch of keys that no gateway would take. Raises `FormatError` naming the key and the limit."""
     if not 1 <= len(keys) <= KEYS_MAX:
         raise FormatError(f"a request takes 1 to {KEYS_MAX} keys, not {len(keys)}; split it", Code.TOO_MANY_KEYS)
+    if set(map(type, keys)) == _BYTES:
+        lengths = set(map(len, keys))
+        if min(lengths) >= 1 and max(lengths) <= _KEY_BYTES_MAX and len(set(keys)) == len(keys):
+            return list(keys)
     seen: dict[bytes, int] = {}
-    for index, key in enumerate(keys):
-        if not isinstance(key, bytes) or not 1 <= len(key) <= 64:
-            raise FormatError(f"key {index} must be 1 to 64 bytes, not {key!r:.80}")
+    for index, key in enumerate(keys):  # one is wrong, or of a kind of bytes of its own
+        if not isinstance(key, bytes) or not 1 <= len(key) <= _KEY_BYTES_MAX:
+            raise FormatError(f"key {index} must be 1 to {_KEY_BYTES_MAX} bytes, not {key!r:.80}")
         if key in seen:
             raise FormatError(f"key {index} repeats key {seen[key]}; name each chunk once in a request")
         seen[key] = index

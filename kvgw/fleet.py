@@ -7,7 +7,6 @@ every gateway.
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -18,6 +17,7 @@ from msgspec.structs import replace
 
 from kvgw.breaker import Breaker, BreakerOptions, BreakerState
 from kvgw.calls import ClientOptions
+from kvgw.deadlines import Deadlines
 from kvgw.endpoint import TcpEndpoint, parse_endpoint
 from kvgw.errors import Code, FormatError, KvgwError, Outage
 from kvgw.held import HeldWindow, HeldWindows
@@ -82,6 +82,7 @@ class FleetTransport:
     ) -> None:
         self._members = [Member(name, transport, Breaker(options, clock, rng)) for name, transport in members]
         self._clock = clock
+        self._deadlines = Deadlines()
         self._prefix_of: OrderedDict[bytes, bytes] = OrderedDict()
 
     @property
@@ -138,6 +139,7 @@ class FleetTransport:
     async def aclose(self) -> None:
         for member in self._members:
             await member.transport.aclose()
+        self._deadlines.close()
 
     async def _first_that_answers(
         self, prefix: bytes, deadline_ms: int, send: Callable[[Transport], Awaitable[Result]]
@@ -155,7 +157,7 @@ class FleetTransport:
             others = any(other.breaker.state is not BreakerState.OPEN for other in order[place + 1 :])
             share = left * (SHARE if others else LAST_SHARE)
             try:
-                async with asyncio.timeout(share):
+                with self._deadlines.within(share):
                     result = await send(member.transport)
             except TimeoutError:
                 member.breaker.failed()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -29,8 +28,11 @@ class Metrics:
         self.request_seconds = Histogram(
             "kvgw_request_seconds", "Time to answer a request.", ["op"], buckets=_SECONDS, registry=self.registry
         )
+        self._answers: dict[tuple[type[Request], str], tuple[Counter, Histogram]] = {}
+        """Children by request and code, both from closed lists: to find one by its labels costs more than to count."""
         self.limited = self._counter("limited", "Requests turned away by a rate limit, by its kind.", "limit")
         self.match_keys = self._counter("match_keys", "Keys asked for in matches, by outcome.", "outcome")
+        self.match_hits, self.match_misses = self.match_keys.labels("hit"), self.match_keys.labels("miss")
         self.held_puts = self._counter(
             "held_puts", "PUTs that waited for a tier's outbox, by tier and outcome.", "tier", "outcome"
         )
@@ -60,6 +62,15 @@ class Metrics:
             "scrub_damaged_blobs", "Blobs that a scrub found damaged or missing, by tier.", "tier"
         )
         self.ended = self._counter("ended_entries", "Entries that ended, by reason.", "reason")
+        self.coherence_seconds = Histogram(
+            "kvgw_coherence_wait_seconds",
+            "Time that ends waited, committed, until no other gateway remembered what they ended.",
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.coherence_lapsed = self._counter(
+            "coherence_lapsed", "Ends that waited until the lease of another gateway was over."
+        )
 
     def _gauge(self) -> None:
         self.outbox = self._gauge_of("outbox_blobs", "Blobs waiting to be written into a tier.", "tier")
@@ -77,24 +88,46 @@ class Metrics:
     def _gauge_of(self, name: str, what: str, *labels: str) -> Gauge:
         return Gauge(f"kvgw_{name}", what, labels, registry=self.registry)
 
-    @contextmanager
-    def measured(self, request: Request) -> Iterator[None]:
-        """Count and time one request."""
-        op = type(request).__name__.removesuffix("Request").lower()
-        started = time.perf_counter()
-        code = "ok"
-        try:
-            yield
-        except KvgwError as error:
-            code = error.code.value
-            raise
-        except BaseException:
-            code = "cancelled"
-            raise
-        finally:
-            self.requests.labels(op, code).inc()
-            self.request_seconds.labels(op).observe(time.perf_counter() - started)
+    @staticmethod
+    def total(counter: Counter) -> int:
+        """What a counter came to since the start, over all its labels."""
+        samples = [sample for family in counter.collect() for sample in family.samples]
+        return int(sum(sample.value for sample in samples if sample.name.endswith("_total")))
+
+    def measured(self, request: Request) -> Measured:
+        """Count and time one request, as a block: ``with metrics.measured(request): ...``."""
+        return Measured(self, type(request))
+
+    def answered(self, kind: type[Request], code: str, seconds: float) -> None:
+        """A request of this kind was answered."""
+        known = self._answers.get((kind, code))
+        if known is None:
+            op = kind.__name__.removesuffix("Request").lower()
+            known = self._answers[kind, code] = self.requests.labels(op, code), self.request_seconds.labels(op)
+        known[0].inc()
+        known[1].observe(seconds)
 
     def exposition(self) -> bytes:
         """The text that Prometheus scrapes."""
         return generate_latest(self.registry)
+
+
+class Measured:
+    """One request; see `Metrics.measured`."""
+
+    __slots__ = ("_kind", "_metrics", "_started")
+
+    def __init__(self, metrics: Metrics, kind: type[Request]) -> None:
+        self._metrics = metrics
+        self._kind = kind
+
+    def __enter__(self) -> None:
+        self._started = time.perf_counter()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        code = "ok"
+        if error is not None:
+            code = error.code.value if isinstance(error, KvgwError) else "cancelled"
+        self._metrics.answered(self._kind, code, time.perf_counter() - self._started)

@@ -112,6 +112,9 @@ class CatalogSettings(Struct, frozen=True, forbid_unknown_fields=True):
     ] = ""
     owner_password_file: Annotated[str, Meta(description="File that holds the password of owner_url.")] = ""
     pool: Annotated[int, Meta(ge=1, le=1000, description="PostgreSQL connections of one gateway.")] = 8
+    match_index_bytes: Annotated[
+        Bytes, Meta(description="Memory for what matches found, about 80 bytes an entry; 0: each asks the catalog.")
+    ] = 64 * MIB
 
 
 class KeySettings(Struct, frozen=True, forbid_unknown_fields=True):

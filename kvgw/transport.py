@@ -89,8 +89,17 @@ class SocketTransport:
         self._next_request = 0
 
     async def ask(self, request: Question, answer: type[Answer]) -> Answer:
-        async with self._exchange(()) as exchange:
-            return await exchange.ask(request, answer)
+        # As `_exchange` without payloads, written out: a small question is mostly what is around it.
+        self._leave_to_parent()
+        async with self._limit:
+            connection = self._take_free() or await self._connect()
+            exchange = self._begin(connection)
+            try:
+                return await exchange.ask(request, answer)
+            except ConnectionEnded as error:
+                raise wire.broken(str(error)) from error
+            finally:
+                self._give_back(connection, in_step=exchange.ended)
 
     async def put(self, request: PutRequest, payloads: Sequence[memoryview]) -> PutReply:
         async with self._exchange(payloads) as exchange:
@@ -163,8 +172,7 @@ class SocketTransport:
 
     @asynccontextmanager
     async def _on(self, connection: Connection, held: HeldWindow | None) -> AsyncIterator[Exchange]:
-        self._next_request = (self._next_request + 1) % 2**32
-        exchange = Exchange(connection, self._next_request)
+        exchange = self._begin(connection)
         try:
             yield exchange
         except ConnectionEnded as error:
@@ -177,6 +185,10 @@ class SocketTransport:
                 held.end()
             elif held is None:
                 self._give_back(connection, in_step=exchange.ended)
+
+    def _begin(self, connection: Connection) -> Exchange:
+        self._next_request = (self._next_request + 1) % 2**32
+        return Exchange(connection, self._next_request)
 
     async def _with_room(self, nbytes: int) -> Connection:
         """A free connection or a new one, with a window for so much payload if there shall be one."""

@@ -177,13 +177,14 @@ def decode_prefix(data: bytes | bytearray | memoryview) -> Frame:
             f"frame of wire version {version}; this side speaks {VERSIONS[0]} to {VERSIONS[1]}",
             Code.UNSUPPORTED_VERSION,
         )
-    if kind not in _KINDS:
+    known = _KINDS.get(kind)
+    if known is None:
         raise RequestRefused(f"unknown kind of frame {kind}")
     if header_bytes > HEADER_BYTES_MAX:
         raise RequestRefused(f"frame header of {header_bytes} bytes is over the limit of {HEADER_BYTES_MAX}")
     if offset + payload_bytes > CHUNK_BYTES_MAX:
         raise RequestRefused(f"frame payload ends at byte {offset + payload_bytes}, over {CHUNK_BYTES_MAX}")
-    return Frame(Kind(kind), request_id, header_bytes, index, offset, payload_bytes)
+    return Frame(known, request_id, header_bytes, index, offset, payload_bytes)
 
 
 def encode(message: Struct) -> bytes:
@@ -238,6 +239,6 @@ def broken(what: str) -> Outage:
     return Outage(f"the connection to the gateway {what}", Code.UNAVAILABLE)
 
 
-_KINDS = frozenset(map(int, Kind))
+_KINDS: Final = {int(kind): kind for kind in Kind}
 _ENCODER = msgspec.msgpack.Encoder()
 _REQUESTS: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)

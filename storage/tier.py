@@ -71,6 +71,12 @@ def blob_name(namespace: UUID, blob_id: bytes) -> str:
     return f"v1/{namespace}/{digits[:2]}/{digits}"
 
 
+def blob_names(namespace: UUID, blob_ids: bytes) -> list[str]:
+    """`blob_name` of each of many, whose ids are in one piece."""
+    folder, digits = f"v1/{namespace}/", blob_ids.hex()
+    return [f"{folder}{digits[at : at + 2]}/{digits[at : at + 32]}" for at in range(0, len(digits), 32)]
+
+
 def check_name(name: str) -> str:
     """Return `name` if `blob_name` could have made it, else raise `ValueError`."""
     if _NAME.fullmatch(name) is None:

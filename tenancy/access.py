@@ -74,7 +74,7 @@ class Caller:
 
     def may_name(self, namespace: str) -> bool:
         """Whether the credential's patterns cover this namespace."""
-        return any(fnmatchcase(namespace, pattern) for pattern in self.namespaces)
+        return "*" in self.namespaces or any(fnmatchcase(namespace, pattern) for pattern in self.namespaces)
 
     def may_name_all(self, pattern: str) -> bool:
         """Whether one of the credential's patterns covers every name that `pattern` covers."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 from uuid import UUID
 
 DURABILITIES: Final = ("staged", "nvme", "s3")
@@ -74,9 +74,8 @@ class FormatRow:
     canonical: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class FoundChunk:
-    """A visible entry with everything that is needed to read its chunk."""
+class FoundChunk(NamedTuple):
+    """A visible entry with everything that is needed to read its chunk: one for each row of a look-up, so a tuple."""
 
     format_id: int
     entry_key: bytes

@@ -49,9 +49,9 @@ def format_fingerprint(fingerprint_key: SecretBytes, canonical: bytes) -> bytes:
 
 def entry_keys(entry_key: SecretBytes, fingerprint: bytes, engine_keys: Sequence[bytes]) -> list[bytes]:
     """Names of the entries of `engine_keys` in one KV format, in their order."""
-    # All names share the key and the fingerprint, so that much is hashed once.
+    # All names share the key and the fingerprint, so that much is hashed once; `length_prefixed` is written out.
     shared = blake3(length_prefixed(fingerprint), key=entry_key.reveal())
-    return [shared.copy().update(length_prefixed(engine_key)).digest() for engine_key in engine_keys]
+    return [shared.copy().update(len(key).to_bytes(4, "big") + key).digest() for key in engine_keys]
 
 
 def label_mac(label_key: SecretBytes, kind: str, value: str) -> bytes:

@@ -52,6 +52,13 @@ class AdminVerbs:
         behind_ms = self.rooms.time.behind_ms
         if behind_ms > 1000:
             notes.append(f"the clock is {behind_ms / 1000:.0f} s behind the catalog's; entries expire by the catalog's")
+        metrics = self.rooms.metrics
+        if refused := metrics.total(metrics.refused_blobs):
+            notes.append(
+                f"{_counted(refused, 'blob')} refused since the start: not the bytes that the catalog describes"
+            )
+        if limited := metrics.total(metrics.limited):
+            notes.append(f"{_counted(limited, 'request')} turned away since the start: over a limit of their tenant")
         return StatusReply(
             version=kvgw.__version__,
             node=self.rooms.catalog.node.node,
@@ -170,6 +177,10 @@ class AdminVerbs:
             waiting=now.waiters,
             locked=f"not locked: {refusals['lock']}" if "lock" in refusals else "locked",
         )
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what} was" if count == 1 else f"{count} {what}s were"
 
 
 async def usage_of(rooms: Rooms, namespace: Namespace) -> StatReply:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import Final
 
 from tenancy.model import Scope
@@ -48,15 +49,17 @@ class Backlog:
         self._promotions[scope].add(blob_id)
         self.work.set()
 
-    def note_hit(self, scope: Scope, format_id: int, entry_key: bytes, now_ms: int) -> None:
-        """The entry was read."""
+    def note_hits(self, scope: Scope, format_id: int, entry_keys: Iterable[bytes], now_ms: int) -> None:
+        """The entries of one KV format were read."""
         hits = self._hits[scope]
-        known = hits.get((format_id, entry_key))
-        if known is None:
-            if self._gathered >= HITS_GATHERED_MAX:
-                return
-            self._gathered += 1
-        hits[format_id, entry_key] = ((known[0] if known else 0) + 1, now_ms)
+        for entry_key in entry_keys:
+            entry = format_id, entry_key
+            known = hits.get(entry)
+            if known is None:
+                if self._gathered >= HITS_GATHERED_MAX:
+                    return
+                self._gathered += 1
+            hits[entry] = ((known[0] if known else 0) + 1, now_ms)
 
     def take_writes(self) -> set[Scope]:
         taken, self._writes = self._writes, set()

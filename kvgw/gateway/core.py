@@ -10,6 +10,7 @@ from kvgw.gateway.admin import AdminVerbs, usage_of
 from kvgw.gateway.directory import Directory, Place
 from kvgw.gateway.explain import explain
 from kvgw.gateway.get import GetVerb
+from kvgw.gateway.limiter import ASKING_PART, READING_PART, WRITING_PART
 from kvgw.gateway.match import MatchVerb
 from kvgw.gateway.nodes import forget_node
 from kvgw.gateway.payloads import PayloadSink, PayloadSource
@@ -129,7 +130,7 @@ class Gateway:
         _check_distinct(request.keys)
         with self._rooms.metrics.measured(request), translated(), self._rooms.outbox.putting():
             place = await self._directory.place(caller, request.namespace)
-            with self._rooms.limiter.admitted(place.namespace) as admission:
+            with self._rooms.limiter.admitted(place.namespace, WRITING_PART) as admission:
                 reply = await self._put(caller, request, source)
                 stored = reply.outcomes.count(PutOutcome.STORED)
                 admission.moved_bytes = stored * await self._chunk_bytes(place, request.fingerprint)
@@ -146,19 +147,19 @@ class Gateway:
                 return reply
 
     async def _limited(
-        self, caller: Caller, request: Asked, verb: Callable[[Caller, Asked], Awaitable[Answered]]
+        self, caller: Caller, request: Asked, verb: Callable[[Caller, Place, Asked], Awaitable[Answered]]
     ) -> Answered:
         """Answer a small request within the limits of its namespace."""
         place = await self._directory.place(caller, request.namespace)
-        with self._rooms.limiter.admitted(place.namespace):
-            return await verb(caller, request)
+        part = READING_PART if isinstance(request, DeleteRequest) else ASKING_PART  # nobody's data stays for a crowd
+        with self._rooms.limiter.admitted(place.namespace, part):
+            return await verb(caller, place, request)
 
     async def _chunk_bytes(self, place: Place, fingerprint: bytes) -> int:
         return (await self._directory.format(place.scope, fingerprint)).chunk_bytes
 
-    async def _register(self, caller: Caller, request: RegisterRequest) -> RegisterReply:
+    async def _register(self, caller: Caller, place: Place, request: RegisterRequest) -> RegisterReply:
         caller.require(Permission.PUT)
-        place = await self._directory.place(caller, request.namespace)
         kv_format = KVFormat.from_canonical(request.canonical)
         fingerprint = format_fingerprint(place.keys.names.fingerprint, request.canonical)
         description = describe(kv_format, fingerprint, request.canonical)
@@ -168,18 +169,16 @@ class Gateway:
         self._directory.remember(place.scope, known)
         return RegisterReply(fingerprint, known.chunk_bytes, place.namespace.default_ttl_ms)
 
-    async def _touch(self, caller: Caller, request: TouchRequest) -> TouchReply:
+    async def _touch(self, caller: Caller, place: Place, request: TouchRequest) -> TouchReply:
         caller.require(Permission.GET)
-        place = await self._directory.place(caller, request.namespace)
         kv_format = await self._directory.format(place.scope, request.fingerprint)
         keys = entry_keys(place.keys.names.entry, kv_format.fingerprint, request.keys)
         ttl_ms = None if request.ttl_ms is None else min(request.ttl_ms, place.namespace.max_ttl_ms)
         now_ms = self._rooms.time.now_ms()
         return TouchReply(await self._rooms.catalog.extend(place.scope, kv_format.format_id, keys, ttl_ms, now_ms))
 
-    async def _hold(self, caller: Caller, request: HoldRequest) -> HoldReply:
+    async def _hold(self, caller: Caller, place: Place, request: HoldRequest) -> HoldReply:
         caller.require(Permission.PUT)
-        place = await self._directory.place(caller, request.namespace)
         kv_format = await self._directory.format(place.scope, request.fingerprint)
         keys = entry_keys(place.keys.names.entry, kv_format.fingerprint, request.keys)
         now_ms = self._rooms.time.now_ms()
@@ -187,9 +186,8 @@ class Gateway:
         held = await self._rooms.catalog.hold(place.scope, kv_format.format_id, keys, until_ms, now_ms)
         return HoldReply(held)
 
-    async def _delete(self, caller: Caller, request: DeleteRequest) -> DeleteReply:
+    async def _delete(self, caller: Caller, place: Place, request: DeleteRequest) -> DeleteReply:
         caller.require(Permission.DELETE)
-        place = await self._directory.place(caller, request.namespace)
         kv_format = await self._directory.format(place.scope, request.fingerprint)
         keys = entry_keys(place.keys.names.entry, kv_format.fingerprint, request.keys)
         act = Act(
@@ -211,9 +209,8 @@ class Gateway:
         await self._rooms.keyring.advance(generation)
         return DeleteReply(count)
 
-    async def _stat(self, caller: Caller, request: StatRequest) -> StatReply:
+    async def _stat(self, caller: Caller, place: Place, request: StatRequest) -> StatReply:
         caller.require(Permission.READ)
-        place = await self._directory.place(caller, request.namespace)
         return await usage_of(self._rooms, place.namespace)
 
 

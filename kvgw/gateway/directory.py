@@ -55,7 +55,7 @@ class Directory:
         """The namespace that `caller` claims. Raises `AccessDenied` or `NamespaceUnknown`."""
         namespace = await self._namespace(caller.tenant, caller.namespace(claim))
         place = Place(namespace, await self._keyring.keys(namespace.scope))
-        return await self.reaching(place, (namespace.epoch,))
+        return place if namespace.epoch in place.keys.data else await self.reaching(place, (namespace.epoch,))
 
     async def reaching(self, place: Place, epochs: Collection[int]) -> Place:
         """`place` with the data keys of chunks that were found there: another gateway may just have rotated them.

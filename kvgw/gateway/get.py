@@ -41,9 +41,8 @@ class GetVerb:
                 reading = await self._read(caller, source, missing, deadline, sink, shared)
                 hits += await self._noted(source, reading)
                 if source is own:  # who reads a public namespace does not end its owner's leases
-                    for index, one in reading.wanted:
-                        if index in reading.served:
-                            rooms.leases.end(place.scope.tenant, one.blob_id)
+                    delivered = [one.blob_id for index, one in reading.wanted if index in reading.served]
+                    rooms.leases.end_all(place.scope.tenant, delivered)
                 missing -= reading.served.keys()
                 degraded = degraded or reading.degraded
                 tiers += reading.served.values()
@@ -88,8 +87,7 @@ class GetVerb:
     async def _extend(self, place: Place, kv_format: FormatRow, hits: list[FoundChunk]) -> dict[bytes, int]:
         """Note the hits; extend sliding TTLs of which less than three quarters are left. New expiry by entry key."""
         now_ms = self._rooms.time.now_ms()
-        for one in hits:
-            self._rooms.backlog.note_hit(place.scope, one.format_id, one.entry_key, now_ms)
+        self._rooms.backlog.note_hits(place.scope, kv_format.format_id, [one.entry_key for one in hits], now_ms)
         if not place.namespace.sliding_ttl:
             return {}
         worn = [one for one in hits if 4 * (one.expires_ms - now_ms) < 3 * one.ttl_ms]

@@ -37,7 +37,14 @@ class MatchLeases:
 
     def end(self, tenant: UUID, blob_id: bytes) -> None:
         """The chunk was read: its lease has served."""
-        self._held[tenant].pop(blob_id, None)
+        self.end_all(tenant, (blob_id,))
+
+    def end_all(self, tenant: UUID, blob_ids: Iterable[bytes]) -> None:
+        """The chunks were read."""
+        held = self._held.get(tenant)
+        if held:
+            for blob_id in blob_ids:
+                held.pop(blob_id, None)
 
     def shielded(self, tenant: UUID) -> frozenset[bytes]:
         """The tenant's blobs that are not to be evicted now."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
 from typing import Final
 from uuid import UUID
 
@@ -28,6 +28,10 @@ BURST_SECONDS: Final = 1.0
 REMEMBERED_MAX: Final = 65_536
 CROWD_RETRY_SECONDS: Final = 0.1
 
+READING_PART, WRITING_PART, ASKING_PART = 1.0, 0.75, 0.5
+"""How far the requests of each kind may fill what is allowed at once. In a crowd those go first that are missed least:
+a match is an answer about work that can be done without it, a PUT may be sent again, a GET saves what it delivers."""
+
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
@@ -36,6 +40,9 @@ class Allowance:
     requests_per_second: int = 0
     bytes_per_second: int = 0
     concurrent_requests: int = 0
+
+
+_NO_LIMIT: Final = Allowance()
 
 
 @dataclass(slots=True)
@@ -71,13 +78,6 @@ class _Account:
     inside: int = 0
 
 
-@dataclass(slots=True)
-class Admission:
-    """A request that was let in; says how many bytes it moved."""
-
-    moved_bytes: int = field(default=0)
-
-
 class Limiter:
     """Counts what each namespace and tenant asks for. One event loop; no await."""
 
@@ -92,25 +92,31 @@ class Limiter:
         self.gateways = 1
         """How many gateways share the limits."""
 
-    @contextmanager
-    def admitted(self, namespace: Namespace) -> Iterator[Admission]:
-        """Let one request in, or raise `Outage` (busy) with the time after which to come again."""
-        accounts = self._open(namespace)
-        admission = Admission()
-        try:
-            yield admission
-        finally:
-            now = self._clock.monotonic()
-            for account in accounts:
-                account.inside -= 1
-                if account.bytes is not None and admission.moved_bytes:
-                    account.bytes.take(now, admission.moved_bytes)
+    def admitted(self, namespace: Namespace, part: float = READING_PART) -> Admission:
+        """A block that lets one request in, or raises `Outage` (busy) with the time after which to come again.
 
-    def _open(self, namespace: Namespace) -> list[_Account]:
+        `part`: it is turned away as soon as so much of what may be served at once is.
+        """
+        return Admission(self, namespace, part)
+
+    def close(self, accounts: Sequence[_Account], moved_bytes: int) -> None:
+        """Only for `Admission`: a request that was let in is over."""
+        now = self._clock.monotonic()
+        for account in accounts:
+            account.inside -= 1
+            if account.bytes is not None and moved_bytes:
+                account.bytes.take(now, moved_bytes)
+
+    def open(self, namespace: Namespace, part: float) -> Sequence[_Account]:
+        """Only for `Admission`: the accounts that a request is counted in."""
+        if self._tenant == _NO_LIMIT and not (
+            namespace.requests_per_second or namespace.bytes_per_second or namespace.concurrent_requests
+        ):
+            return ()
         try:
             accounts = self._accounts_of(namespace)
             now = self._clock.monotonic()
-            refusal = next((why for account in accounts if (why := _refusal(account, now))), None)
+            refusal = next((why for account in accounts if (why := _refusal(account, part, now))), None)
         except Exception:  # a bug here must not be an outage: the limiter fails open
             if not self._told:
                 self._told = True
@@ -130,7 +136,7 @@ class Limiter:
     def _accounts_of(self, namespace: Namespace) -> list[_Account]:
         own = Allowance(namespace.requests_per_second, namespace.bytes_per_second, namespace.concurrent_requests)
         wanted = ((namespace.scope.namespace, own), (namespace.scope.tenant, self._tenant))
-        return [self._account(who, allowance) for who, allowance in wanted if allowance != Allowance()]
+        return [self._account(who, allowance) for who, allowance in wanted if allowance != _NO_LIMIT]
 
     def _account(self, who: UUID, allowance: Allowance) -> _Account:
         known = self._accounts.get(who)
@@ -144,6 +150,29 @@ class Limiter:
         known.requests = _paced(known.requests, allowance.requests_per_second / self.gateways, now)
         known.bytes = _paced(known.bytes, allowance.bytes_per_second / self.gateways, now)
         return known
+
+
+class Admission:
+    """A request that is let in while its block lasts; says how many bytes it moved."""
+
+    __slots__ = ("_accounts", "_limiter", "_namespace", "_part", "moved_bytes")
+
+    def __init__(self, limiter: Limiter, namespace: Namespace, part: float) -> None:
+        self._limiter = limiter
+        self._namespace = namespace
+        self._part = part
+        self._accounts: Sequence[_Account] = ()
+        self.moved_bytes = 0
+
+    def __enter__(self) -> Admission:
+        self._accounts = self._limiter.open(self._namespace, self._part)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._accounts:
+            self._limiter.close(self._accounts, self.moved_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,9 +191,9 @@ def _paced(cell: Cell | None, rate: float, now: float) -> Cell | None:
     return cell
 
 
-def _refusal(account: _Account, now: float) -> _Refusal | None:
+def _refusal(account: _Account, part: float, now: float) -> _Refusal | None:
     allowance = account.allowance
-    if allowance.concurrent_requests and account.inside >= allowance.concurrent_requests:
+    if allowance.concurrent_requests and account.inside >= max(1, int(part * allowance.concurrent_requests)):
         return _Refusal(
             "concurrency",
             f"{account.inside} requests are being served, and no more may be at once; come again in a moment",

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby, takewhile
 from typing import TypeAlias
+from uuid import UUID
 
 from kvgw.gateway.directory import Directory, Place
+from kvgw.gateway.index import BLOB_ID_BYTES, Run
 from kvgw.gateway.reading import STAGING
 from kvgw.gateway.rooms import Rooms
 from kvgw.gateway.sources import Source, shared_sources, source_of
 from kvgw.model import MatchReply, MatchRequest
-from storage.tier import blob_name
+from storage.tier import blob_names
 from tenancy.access import Caller, Permission
 from tenancy.errors import FormatUnknown
 from tenancy.model import FormatRow, FoundChunk
 
 Seen: TypeAlias = tuple[Source, dict[bytes, FoundChunk]]
-Run: TypeAlias = list[tuple[str, str]]
+Where: TypeAlias = list[tuple[str, str]]
 """Of each chunk the tier that has it, and the public namespace or nothing."""
 
 
@@ -27,42 +30,41 @@ class MatchVerb:
         self._rooms = rooms
         self._directory = directory
 
-    async def __call__(self, caller: Caller, request: MatchRequest) -> MatchReply:
+    async def __call__(self, caller: Caller, place: Place, request: MatchRequest) -> MatchReply:
         """Raises the rooms' errors."""
-        reply = await self.answer(caller, request)
-        await self.count(caller, request, reply.matched)
+        reply = await self.answer(caller, place, request)
+        await self.count(place, request, reply.matched)
         return reply
 
-    async def count(self, caller: Caller, request: MatchRequest, matched: int) -> None:
+    async def count(self, place: Place, request: MatchRequest, matched: int) -> None:
         """Meter one look-up that found so many."""
         rooms = self._rooms
-        rooms.metrics.match_keys.labels("hit").inc(matched)
-        rooms.metrics.match_keys.labels("miss").inc(len(request.keys) - matched)
-        place = await self._directory.place(caller, request.namespace)
+        rooms.metrics.match_hits.inc(matched)
+        rooms.metrics.match_misses.inc(len(request.keys) - matched)
         try:
             known = await self._directory.format(place.scope, request.fingerprints[0])
         except FormatUnknown:
             return
         rooms.meter.matched(place.scope, len(request.keys), matched, known.tokens_per_chunk)
 
-    async def answer(self, caller: Caller, request: MatchRequest) -> MatchReply:
+    async def answer(self, caller: Caller, place: Place, request: MatchRequest) -> MatchReply:
         """The answer, not yet metered. Raises the rooms' errors."""
         caller.require(Permission.GET)
-        place = await self._directory.place(caller, request.namespace)
         try:
             formats = [await self._directory.format(place.scope, one) for one in request.fingerprints]
         except FormatUnknown:
             # Ranks of an engine start in any order: one that is early matches nothing, and is told why.
             return MatchReply(0, [], "a KV format of this match is not registered in the namespace")
-        run = None if request.public else self._remembered(place, formats, request)
-        if run is None:
-            run = await self._looked_up(caller, place, formats, request)
+        tiers = None if request.public else self._remembered(place, formats, request)
+        if tiers is not None:
+            return MatchReply(len(tiers), tiers)
+        run = await self._looked_up(caller, place, formats, request)
         return MatchReply(
             len(run), [tier for tier, _ in run], namespaces=[name for _, name in run] if request.public else []
         )
 
-    def _remembered(self, place: Place, formats: Sequence[FormatRow], request: MatchRequest) -> Run | None:
-        """The whole run, if all of it was found before and nothing may have changed since."""
+    def _remembered(self, place: Place, formats: Sequence[FormatRow], request: MatchRequest) -> list[str] | None:
+        """The tier of each chunk, if all of them were found before and nothing may have changed since."""
         rooms = self._rooms
         version = rooms.catalog.version(place.scope.tenant)
         format_ids = [one.format_id for one in formats]
@@ -70,13 +72,22 @@ class MatchVerb:
         if known is None:
             return None
         if request.lease_ms:
-            rooms.leases.take(place.scope.tenant, [one.blob_id for run in known for one in run], request.lease_ms)
-        holds = rooms.staging.holds
-        return [(STAGING if holds(one.object_name) else "nvme" if one.on_nvme else "s3", "") for one in known[0]]
+            blob_ids = [one for spans in known for run, count in spans for one in run.blobs(count)]
+            rooms.leases.take(place.scope.tenant, blob_ids, request.lease_ms)
+        return [tier for run, count in known[0] for tier in self._tiers(place.scope.namespace, run, count)]
+
+    def _tiers(self, namespace: UUID, run: Run, count: int) -> Sequence[str]:
+        """Where the leading chunks of a run are: as before, while nothing entered or left staging."""
+        staging = self._rooms.staging
+        if run.tiers_as_of != staging.changes or len(run.tiers) < count:
+            names = blob_names(namespace, run.blob_ids[: count * BLOB_ID_BYTES])
+            run.tiers = [self._fastest(name, bool(on_nvme)) for name, on_nvme in zip(names, run.on_nvme, strict=False)]
+            run.tiers_as_of = staging.changes
+        return run.tiers[:count]
 
     async def _looked_up(
         self, caller: Caller, place: Place, formats: Sequence[FormatRow], request: MatchRequest
-    ) -> Run:
+    ) -> Where:
         """The leading run that the catalog and the public namespaces have now."""
         rooms = self._rooms
         own = source_of("", place, formats, request.keys)
@@ -92,24 +103,26 @@ class MatchVerb:
             rooms.leases.take(place.scope.tenant, mine, request.lease_ms)
         if not request.public:
             for kv_format, run in zip(formats, runs, strict=True):
-                rooms.index.remember(place.scope, version, kv_format.format_id, _named(place, request.keys, run))
-        return [(self._fastest(source, found), source.name) for source, found in runs[0][:count]]
+                rooms.index.remember(place.scope, version, kv_format.format_id, _settled(request.keys, run))
+        return self._where(runs[0][:count])
 
-    def _fastest(self, source: Source, found: FoundChunk) -> str:
-        if self._rooms.staging.holds(blob_name(source.place.scope.namespace, found.blob_id)):
-            return STAGING
-        return "nvme" if found.on_nvme else "s3"
+    def _where(self, run: Sequence[tuple[Source, FoundChunk]]) -> Where:
+        where: Where = []
+        for _, pairs in groupby(run, key=lambda pair: id(pair[0])):
+            (source, *_), chunks = zip(*pairs, strict=True)
+            names = blob_names(source.place.scope.namespace, b"".join([one.blob_id for one in chunks]))
+            tiers = [self._fastest(name, one.on_nvme) for name, one in zip(names, chunks, strict=True)]
+            where += [(tier, source.name) for tier in tiers]
+        return where
+
+    def _fastest(self, name: str, on_nvme: bool) -> str:
+        return STAGING if self._rooms.staging.holds(name) else "nvme" if on_nvme else "s3"
 
 
-def _named(
-    place: Place, engine_keys: Sequence[bytes], run: Sequence[tuple[Source, FoundChunk]]
-) -> list[tuple[bytes, str, FoundChunk]]:
-    """What a tier has on its own account; what only staging holds may leave it without the catalog's knowledge."""
-    return [
-        (key, blob_name(place.scope.namespace, found.blob_id), found)
-        for key, (_, found) in zip(engine_keys, run, strict=False)
-        if found.on_nvme or found.on_s3
-    ]
+def _settled(engine_keys: Sequence[bytes], run: Sequence[tuple[Source, FoundChunk]]) -> list[tuple[bytes, FoundChunk]]:
+    """The leading chunks that a tier has: what only staging holds may leave it without the catalog's knowledge."""
+    pairs = ((key, found) for key, (_, found) in zip(engine_keys, run, strict=False))
+    return list(takewhile(lambda pair: pair[1].on_nvme or pair[1].on_s3, pairs))
 
 
 def _leading_run(seen: Sequence[Seen], rank: int, keys: int) -> list[tuple[Source, FoundChunk]]:

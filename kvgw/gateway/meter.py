@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from typing import Final
 from uuid import UUID
 
@@ -34,6 +35,18 @@ Refused = tuple[Scope, int, bytes]
 """Namespace, format id, entry key."""
 
 
+@dataclass(slots=True)
+class _Tally:
+    """Matches of one namespace in one hour that are not counted among the rest yet."""
+
+    hour_ms: int
+    lookups: int = 0
+    matched_keys: int = 0
+    missed_keys: int = 0
+    matched_tokens: int = 0
+    missed_tokens: int = 0
+
+
 class Meter:
     """Counts what verbs did. Belongs to one event loop."""
 
@@ -42,6 +55,7 @@ class Meter:
         self._usage: defaultdict[UUID, dict[tuple[UUID, int, str], int]] = defaultdict(dict)
         self._cells = 0
         self._minutes: dict[Scope, Counter[str]] = {}
+        self._tallies: dict[Scope, _Tally] = {}
         self._strangers: Counter[str] = Counter()
         self._refused: OrderedDict[Refused, int] = OrderedDict()
         self.dropped = 0
@@ -51,10 +65,15 @@ class Meter:
 
     def matched(self, scope: Scope, asked: int, count: int, tokens_per_chunk: int) -> None:
         """A match of `asked` keys found the leading `count`."""
-        missed = asked - count
-        self._add(scope, {"lookups": 1, "matched_keys": count, "missed_keys": missed})
-        self._add(scope, {"matched_tokens": count * tokens_per_chunk, "missed_tokens": missed * tokens_per_chunk})
-        self._merge(scope, {"matches": 1})
+        now_ms = self._time.now_ms()
+        tally = self._tallies.get(scope)
+        if tally is None or tally.hour_ms != now_ms - now_ms % HOUR_MS:
+            tally = self._begin_tally(scope, now_ms - now_ms % HOUR_MS)
+        tally.lookups += 1
+        tally.matched_keys += count
+        tally.missed_keys += asked - count
+        tally.matched_tokens += count * tokens_per_chunk
+        tally.missed_tokens += (asked - count) * tokens_per_chunk
 
     def read(self, scope: Scope, asked: int, tiers: Iterable[str], chunk_bytes: int) -> None:
         """A GET of `asked` keys delivered a chunk from each of `tiers`."""
@@ -111,6 +130,7 @@ class Meter:
 
     def take_usage(self) -> dict[UUID, Amounts]:
         """Counts since the last time, by tenant."""
+        self._end_tallies()
         taken: dict[UUID, Amounts] = dict(self._usage)
         self._usage.clear()
         self._cells = 0
@@ -123,6 +143,7 @@ class Meter:
 
     def take_minutes(self) -> dict[Scope, Mapping[str, int]]:
         """Totals since the last time, by namespace; only of those where anything happened."""
+        self._end_tallies()
         taken: dict[Scope, Mapping[str, int]] = dict(self._minutes)
         self._minutes = {}
         return taken
@@ -141,9 +162,24 @@ class Meter:
         """Callers that could not be written down now."""
         self._strangers.update(counts)
 
-    def _add(self, scope: Scope, counts: Mapping[str, int]) -> None:
-        now_ms = self._time.now_ms()
-        hour_ms = now_ms - now_ms % HOUR_MS
+    def _begin_tally(self, scope: Scope, hour_ms: int) -> _Tally:
+        if scope in self._tallies or len(self._tallies) >= MINUTES_MAX:
+            self._end_tallies()
+        tally = self._tallies[scope] = _Tally(hour_ms)
+        return tally
+
+    def _end_tallies(self) -> None:
+        tallies, self._tallies = self._tallies, {}
+        for scope, tally in tallies.items():
+            counts = asdict(tally)
+            hour_ms = counts.pop("hour_ms")
+            self._add(scope, counts, hour_ms)
+            self._merge(scope, {"matches": tally.lookups})
+
+    def _add(self, scope: Scope, counts: Mapping[str, int], hour_ms: int | None = None) -> None:
+        if hour_ms is None:
+            now_ms = self._time.now_ms()
+            hour_ms = now_ms - now_ms % HOUR_MS
         for meter, count in counts.items():
             if count and meter in _KNOWN:  # a tier that a test brought has no meter
                 self._put(scope.tenant, (scope.namespace, hour_ms, meter), count)

@@ -5,13 +5,13 @@ Chunks move in groups, so that small ones share a window, a worker thread and a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final, Protocol, TypeAlias, TypeVar
 
 GROUP_BYTES: Final = 1024 * 1024
 """Plaintext of a group of small chunks: enough to make its thread hop cheap, and little enough to stay in a cache."""
 
-SHARED_GROUP_BYTES: Final = 16 * 1024 * 1024
+SHARED_GROUP_BYTES: Final = 32 * 1024 * 1024
 """The same where chunks lie in memory of the client's: they pass through no cache of ours."""
 
 INLINE_BYTES: Final = 64 * 1024
@@ -86,6 +86,6 @@ def shared_group_size(chunk_bytes: int) -> int:
     return max(1, SHARED_GROUP_BYTES // chunk_bytes)
 
 
-def groups(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
+def groups(items: Sequence[Item], size: int) -> list[Sequence[Item]]:
     """Cut what a request moves into groups."""
-    return (items[start : start + size] for start in range(0, len(items), size))
+    return [items[start : start + size] for start in range(0, len(items), size)]

@@ -11,8 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from itertools import chain
-from typing import Final
+from typing import Final, TypeAlias
 from uuid import UUID
 
 from kvgw.gateway.directory import Place
@@ -29,10 +28,14 @@ from kvgw.gateway.rooms import Rooms
 from kvgw.runtime import first_cause
 from storage.access import Reading
 from storage.errors import BlobDamaged, BlobMissing, StagingBusy, TierMisconfigured, TierUnavailable
-from storage.tier import blob_name
+from storage.tier import blob_name, blob_names
 from tenancy.errors import CatalogUnavailable, KeyUnavailable, SealBroken
+from tenancy.keys.secret import SecretBytes
 from tenancy.model import FormatRow, FoundChunk
 from tenancy.sealing import BlobAddress
+
+_Turn: TypeAlias = tuple[Sequence[Wanted], int, asyncio.Event, asyncio.Event]
+"""A group, how many follow it, when it may leave, and what tells the next one that it may."""
 
 PIPELINE_DEPTH: Final = 2
 """Groups of one GET in windows at once: one on its way to the client, one being read."""
@@ -56,65 +59,81 @@ class GroupReader:
     wanted: Sequence[Wanted]
     served: dict[int, str] = field(default_factory=dict)
     """Batch index → tier that had the chunk, of those delivered."""
+    _sealed_as: dict[tuple[int, int, int, int], tuple[SecretBytes, BlobAddress]] = field(default_factory=dict)
     degraded: str = ""
     """Why chunks that are there could not be read; empty when there was no such reason."""
 
     async def deliver_all(self) -> None:
         """Deliver what is wanted. Raises whatever the sink raises."""
-        room = asyncio.Semaphore(PIPELINE_DEPTH)
-        turn = asyncio.Event()
-        turn.set()
+        length, limit = self.kv_format.chunk_bytes, self.rooms.staging.window_limit
+        shared = [one for one in self.wanted if self._is_shared(one)] if self.shared else []
+        rest = [one for one in self.wanted if not self._is_shared(one)] if len(shared) < len(self.wanted) else []
         try:
-            async with asyncio.TaskGroup() as tasks:
-                for group in self._groups():
-                    await room.acquire()
-                    next_turn = asyncio.Event()
-                    task = tasks.create_task(self._deliver(group, turn, next_turn))
-                    task.add_done_callback(lambda _: room.release())
-                    turn = next_turn
+            await self._deliver_in(
+                [Room(None, self.shared)] * PIPELINE_DEPTH, groups(shared, shared_group_size(length))
+            )
+            if rest:
+                size = group_size(length, limit)
+                async with self._windows(rest[:size], -(-len(rest) // size)) as rooms:
+                    await self._deliver_in(rooms, groups(rest, size))
         except BaseExceptionGroup as group_error:
             raise first_cause(group_error) from group_error
 
-    def _groups(self) -> Iterator[Sequence[Wanted]]:
-        length, limit = self.kv_format.chunk_bytes, self.rooms.staging.window_limit
-        shared = [one for one in self.wanted if self._is_shared(one)]
-        rest = [one for one in self.wanted if not self._is_shared(one)]
-        return chain(groups(shared, shared_group_size(length)), groups(rest, group_size(length, limit)))
+    @asynccontextmanager
+    async def _windows(self, group: Sequence[Wanted], count: int) -> AsyncIterator[Sequence[Room]]:
+        """Windows for `count` groups as large as this one, which take turns in them and are zeroed at their end alone.
+
+        Only the first is waited for: who has a window and waits for another could wait for its like.
+        """
+        nbytes = sum(found.length for _, found in group)
+        rooms: list[Room] = []
+        async with AsyncExitStack() as stack:
+            try:
+                while len(rooms) < min(PIPELINE_DEPTH, count):
+                    limit = 0.0 if rooms else self._remaining()
+                    window = self.rooms.staging.window(self.reader, nbytes, limit)
+                    rooms.append(Room(await stack.enter_async_context(window), ()))
+            except StagingBusy as error:
+                self.degraded = self.degraded if rooms else str(error)
+            yield rooms
+
+    async def _deliver_in(self, rooms: Sequence[Room], of_all: Sequence[Sequence[Wanted]]) -> None:
+        """Deliver groups in their order, one in each room at a time."""
+        work = _in_turn(of_all)
+        async with asyncio.TaskGroup() as tasks:
+            for room in rooms[: len(of_all)]:
+                tasks.create_task(self._deliver_some(room, work, min(len(rooms), len(of_all))))
+
+    async def _deliver_some(self, room: Room, work: Iterator[_Turn], rooms: int) -> None:
+        for group, left, turn, next_turn in work:
+            last = left < rooms  # one of these for each room: it is zeroed at the end of that
+            await self._fill_and_deliver(parts_of(group), room, turn, last=last)
+            await turn.wait()
+            next_turn.set()
+            if last:
+                return
 
     def _is_shared(self, one: Wanted) -> bool:
         index, found = one
         return index < len(self.shared) and found.length == len(self.shared[index])
 
-    async def _deliver(self, group: Sequence[Wanted], turn: asyncio.Event, next_turn: asyncio.Event) -> None:
-        parts = parts_of(group)
-        if self._is_shared(group[0]):
-            await self._fill_and_deliver(parts, Room(None, self.shared), turn)
-        else:
-            nbytes = sum(found.length for _, found in group)
-            try:
-                async with self.rooms.staging.window(self.reader, nbytes, self._remaining()) as window:
-                    await self._fill_and_deliver(parts, Room(window, ()), turn)
-            except StagingBusy as error:
-                self.degraded = str(error)
-        await turn.wait()
-        next_turn.set()
-
-    async def _fill_and_deliver(self, parts: Sequence[Part], room: Room, turn: asyncio.Event) -> None:
-        """Runs of residents together, everything else alone."""
+    async def _fill_and_deliver(self, parts: Sequence[Part], room: Room, turn: asyncio.Event, *, last: bool) -> None:
+        """Runs of residents together, everything else alone. After the `last` part nothing more comes to the room."""
         while parts:
-            count = await self._deliver_residents(parts, room, turn)
+            count = await self._deliver_residents(parts, room, turn, last=last)
             if count == 0:
-                await self._deliver_alone(parts[0], room, turn, last=len(parts) == 1)
+                await self._deliver_alone(parts[0], room, turn, last=last and len(parts) == 1)
             parts = parts[max(1, count) :]
 
-    async def _deliver_residents(self, parts: Sequence[Part], room: Room, turn: asyncio.Event) -> int:
+    async def _deliver_residents(self, parts: Sequence[Part], room: Room, turn: asyncio.Event, *, last: bool) -> int:
         """Deliver the leading run that staging has; its length."""
-        blobs = [(self._name(part.found), part.found.sealed_length) for part in parts]
+        names = blob_names(self.place.scope.namespace, b"".join([part.found.blob_id for part in parts]))
+        blobs = [(name, part.found.sealed_length) for name, part in zip(names, parts, strict=True)]
         if room.window is not None and self.sink.pushes and self.rooms.staging.holds(blobs[0][0]):
             await turn.wait()  # now, because nobody waits while holding residents
         with self.rooms.staging.residents(self.reader, blobs) as readings:
             openings = self._openings(parts, readings)
-            rest = await self._open(openings, room, turn, last=len(openings) == len(parts))
+            rest = await self._open(openings, room, turn, last=last and len(openings) == len(parts))
         await self._finish(openings, rest, STAGING, turn)
         for opening in openings:
             if opening.fault is not None:
@@ -135,16 +154,20 @@ class GroupReader:
 
     def _opening(self, part: Part, reading: Reading) -> Opening:
         found = part.found
-        address = BlobAddress(
-            tenant=self.place.scope.tenant,
-            namespace=self.place.scope.namespace,
-            epoch=found.epoch,
-            length=found.length,
-            created_ms=found.created_ms,
-            fingerprint=self.kv_format.fingerprint,
-            seg_log2=found.seg_log2,
-        )
-        return Opening(part, self.place.keys.data_key(found.epoch), address, reading.view)
+        same = found.epoch, found.length, found.created_ms, found.seg_log2
+        known = self._sealed_as.get(same)  # chunks that came together share all that is not their own
+        if known is None:
+            address = BlobAddress(
+                tenant=self.place.scope.tenant,
+                namespace=self.place.scope.namespace,
+                epoch=found.epoch,
+                length=found.length,
+                created_ms=found.created_ms,
+                fingerprint=self.kv_format.fingerprint,
+                seg_log2=found.seg_log2,
+            )
+            known = self._sealed_as[same] = self.place.keys.data_key(found.epoch), address
+        return Opening(part, *known, reading.view)
 
     async def _deliver_alone(self, part: Part, room: Room, turn: asyncio.Event, *, last: bool) -> None:
         """Deliver a chunk from the first tier whose blob opens; from none it is a miss."""
@@ -250,3 +273,13 @@ class GroupReader:
 
     def _remaining(self) -> float:
         return max(0.0, self.deadline - self.rooms.clock.monotonic())
+
+
+def _in_turn(of_all: Sequence[Sequence[Wanted]]) -> Iterator[_Turn]:
+    """Groups for whoever takes the next one; each leaves when the one before it has left."""
+    turn = asyncio.Event()
+    turn.set()
+    for at, group in enumerate(of_all):
+        next_turn = asyncio.Event()
+        yield group, len(of_all) - 1 - at, turn, next_turn
+        turn = next_turn

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from kvgw.fence import Fence
 from kvgw.gateway.arrivals import Arrivals
 from kvgw.gateway.backlog import Backlog
+from kvgw.gateway.coherence import Coherence
 from kvgw.gateway.index import MatchIndex
 from kvgw.gateway.leases import MatchLeases
 from kvgw.gateway.limiter import Limiter
@@ -43,6 +44,8 @@ class Rooms:
     backlog: Backlog
     arrivals: Arrivals
     index: MatchIndex
+    coherence: Coherence | None
+    """None: nobody else writes."""
     metrics: Metrics
     limiter: Limiter
     meter: Meter

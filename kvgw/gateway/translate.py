@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
 from typing import Final
 
 from kvgw.errors import Code, KvgwError, from_code
@@ -32,10 +31,16 @@ def translate(error: StorageError | TenancyError) -> KvgwError:
     return from_code(code, str(error))
 
 
-@contextmanager
-def translated() -> Iterator[None]:
+class translated:  # noqa: N801  # reads as ``with translated():``
     """Turn the rooms' errors into the client's at the gateway's door."""
-    try:
-        yield
-    except (StorageError, TenancyError) as error:
-        raise translate(error) from error
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, StorageError | TenancyError):
+            raise translate(error) from error

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from kvgw.gateway.arrivals import arrival
-from kvgw.gateway.directory import Directory
+from kvgw.gateway.directory import Directory, Place
 from kvgw.gateway.match import MatchVerb
 from kvgw.gateway.rooms import Rooms
 from kvgw.model import MatchReply, MatchRequest, WaitRequest
@@ -27,20 +27,20 @@ class WaitVerb:
         self._directory = directory
         self._match = match
 
-    async def __call__(self, caller: Caller, request: WaitRequest) -> MatchReply:
+    async def __call__(self, caller: Caller, place: Place, request: WaitRequest) -> MatchReply:
         """Raises the rooms' errors."""
         rooms = self._rooms
-        place = await self._directory.place(caller, request.namespace)
         deadline = rooms.clock.monotonic() + request.deadline_ms / 1000
         question = MatchRequest(request.fingerprints, request.keys, request.namespace, request.lease_ms)
         event = rooms.arrivals.join(place.scope)
         try:
             while True:
-                reply = await self._match.answer(caller, question)
+                reply = await self._match.answer(caller, place, question)
                 remaining = deadline - rooms.clock.monotonic()
                 if reply.matched == len(request.keys) or remaining <= 0:
-                    await self._match.count(caller, question, reply.matched)  # one look-up, however often it looked
+                    await self._match.count(place, question, reply.matched)  # one look-up, however often it looked
                     return reply
                 await arrival(event, min(remaining, LOOK_SECONDS))
+                place = await self._directory.place(caller, request.namespace)
         finally:
             rooms.arrivals.leave(place.scope, event)

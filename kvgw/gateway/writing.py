@@ -22,7 +22,7 @@ from kvgw.model import Durability
 from kvgw.runtime import first_cause
 from storage.access import Draft, Window
 from storage.errors import StorageError
-from storage.tier import blob_name
+from storage.tier import blob_names
 from tenancy.births import Batch, NewChunk
 from tenancy.keys.secret import SecretBytes
 from tenancy.model import FormatRow
@@ -165,19 +165,19 @@ class GroupWriter:
                 room -= self.batch.sealed_length
 
     def _births(self, indices: Sequence[int]) -> list[_Birth]:
-        each = BLOB_ID_BYTES + SALT_BYTES
-        chance = self.rooms.rng.token(each * len(indices))  # each call asks the operating system
-        return [self._birth(index, at, chance[at * each : (at + 1) * each]) for at, index in enumerate(indices)]
-
-    def _birth(self, index: int, at: int, chance: bytes) -> _Birth:
-        blob_id = chance[:BLOB_ID_BYTES]
-        return _Birth(
-            index=index,
-            blob_id=blob_id,
-            name=blob_name(self.place.scope.namespace, blob_id),
-            salt=chance[BLOB_ID_BYTES:],
-            at=at,
-        )
+        chance = self.rooms.rng.token((BLOB_ID_BYTES + SALT_BYTES) * len(indices))  # each call asks the system
+        ids, salts = chance[: BLOB_ID_BYTES * len(indices)], chance[BLOB_ID_BYTES * len(indices) :]
+        names = blob_names(self.place.scope.namespace, ids)
+        return [
+            _Birth(
+                index=index,
+                blob_id=ids[at * BLOB_ID_BYTES : (at + 1) * BLOB_ID_BYTES],
+                name=names[at],
+                salt=salts[at * SALT_BYTES : (at + 1) * SALT_BYTES],
+                at=at,
+            )
+            for at, index in enumerate(indices)
+        ]
 
     def _address(self) -> BlobAddress:
         return BlobAddress(

@@ -9,8 +9,9 @@ from typing import Final
 
 import kvgw
 from kvgw import wire
-from kvgw.authenticate import Authenticator
+from kvgw.authenticate import Authenticator, Known
 from kvgw.channel import ConnectionEnded, PlainChannel
+from kvgw.deadlines import Deadlines
 from kvgw.errors import Code, KvgwError, Outage, RequestRefused
 from kvgw.gateway.core import Gateway
 from kvgw.gateway.translate import translated
@@ -57,6 +58,9 @@ class Connection:
         self._limits = limits
         self._loan: Loan | None = None
         self._windows_left = WINDOWS_MAX
+        self._deadlines = Deadlines()
+        self._known: Known | None = None
+        """Who is calling, as the peer's credential was answered for last."""
 
     async def serve(self) -> None:
         """Serve until the peer leaves. Never raises for what a peer did."""
@@ -72,6 +76,7 @@ class Connection:
             log.exception("a connection failed in an unforeseen way")
         finally:
             self._stream.close()
+            self._deadlines.close()
             await self._end_loan()
 
     async def _welcome(self) -> Hello:
@@ -83,7 +88,7 @@ class Connection:
                 raise RequestRefused("a connection begins with HELLO")
             hello = wire.decode(header, Hello)
             version = wire.agree_version(hello.versions)
-            caller = await self._known(hello)
+            caller = await self._welcomed(hello)
             welcome = Welcome(
                 version,
                 kvgw.__version__,
@@ -95,7 +100,7 @@ class Connection:
             await self._stream.send(Kind.WELCOME, 0, welcome)
         return hello
 
-    async def _known(self, hello: Hello) -> Caller:
+    async def _welcomed(self, hello: Hello) -> Caller:
         """Who is calling, asked outside of a request: when that cannot be had, the connection ends with the reason."""
         try:
             return await self._authenticate(hello)
@@ -103,21 +108,24 @@ class Connection:
             raise RequestRefused(f"cannot authenticate now: {error}", Code.UNAVAILABLE) from error
 
     async def _authenticate(self, hello: Hello) -> Caller:
-        """Who is calling; asked again for each request, so that a token that was revoked ends (I18)."""
+        """Who is calling; looked at again for each request, so that a token that was revoked ends (I18)."""
+        if self._known is not None and self._authenticator.holds(self._known):
+            return self._known.caller
         source = "unix" if self._is_local else "tcp" if self._tls is None else "tls"
         with self._gateway.meter.strangers_from(source):
-            return await self._identify(hello)
+            self._known = await self._identify(hello)
+        return self._known.caller
 
-    async def _identify(self, hello: Hello) -> Caller:
+    async def _identify(self, hello: Hello) -> Known:
         if hello.token is not None:
             with translated():
-                return await self._authenticator.token(hello.token)
+                return await self._authenticator.known(hello.token)
         if self._is_local and peer_uid(self._socket) == self._limits.owner_uid:
-            return self._authenticator.owner()
+            return Known.for_good(self._authenticator.owner())
         raise RequestRefused("a token is needed: pass one, or set KVGW_TOKEN", Code.UNAUTHENTICATED)
 
     async def _exchange(self, hello: Hello) -> None:
-        async with asyncio.timeout(self._limits.idle_s):
+        with self._deadlines.within(self._limits.idle_s):
             frame, header = await self._stream.receive()
         if frame.kind is Kind.WINDOW:
             await self._lend(hello, frame, header)
@@ -142,7 +150,7 @@ class Connection:
     async def _serve_request(self, hello: Hello, header: bytes, exchange: Exchange) -> None:
         try:
             request = wire.decode_request(header)
-            async with asyncio.timeout(request.deadline_ms / 1000 + self._limits.grace_s):
+            with self._deadlines.within(request.deadline_ms / 1000 + self._limits.grace_s):
                 await self._answer(await self._authenticate(hello), request, exchange)
         except TimeoutError:
             await exchange.fail(Outage("the request's deadline is over", Code.DEADLINE))
@@ -168,7 +176,7 @@ class Connection:
             raise RequestRefused("a window is lent over a Unix socket, and asked for without a payload")
         asked = wire.decode(header, WindowAsked)
         await self._end_loan()
-        caller = await self._known(hello)
+        caller = await self._welcomed(hello)
         if self._windows_left > 0:
             self._windows_left -= 1
             self._loan = await self._gateway.lend(caller, asked.least, asked.most)

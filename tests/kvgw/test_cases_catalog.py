@@ -49,6 +49,7 @@ async def test_R49_an_outside_reader_stops_no_write_and_the_log_shrinks_when_it_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine, "_WAL_LIMIT_BYTES", WAL_LIMIT)
+    monkeypatch.setattr(engine, "_CHECKPOINT_PAGES", 1_000)
     folder = tmp_path / "gw"
     async with house("unix", folder) as gateway:
         await churn(gateway, 1, "before")
@@ -56,7 +57,7 @@ async def test_R49_an_outside_reader_stops_no_write_and_the_log_shrinks_when_it_
         shell.execute("BEGIN")
         (before,) = shell.execute("SELECT count(*) FROM entry").fetchone()
         grown = 0
-        while grown < 6 * WAL_LIMIT:  # SQLite tries to check-point each 1,000 pages, 4 MiB
+        while grown < 6 * WAL_LIMIT:  # SQLite tries to check-point each 4 MiB here
             await churn(gateway, 4, f"while-{grown}")
             assert wal_bytes(folder) > grown, "nothing can be check-pointed behind the reader"
             grown = wal_bytes(folder)

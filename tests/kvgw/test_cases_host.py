@@ -48,7 +48,7 @@ def test_R77_a_process_bound_to_one_cpu_makes_pools_for_one() -> None:
     code = (
         "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); os.cpu_count = lambda: 64\n"
         "from kvgw.runtime import ThreadWorkers, usable_cpus\n"
-        "workers = ThreadWorkers(); print(usable_cpus(), workers._pool._max_workers); workers.close()"
+        "workers = ThreadWorkers(); print(usable_cpus(), workers.count); workers.close()"
     )
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert run.stdout.split() == ["1", "2"], "two threads are the least: one may wait for a disk"

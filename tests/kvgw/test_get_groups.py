@@ -111,3 +111,32 @@ async def test_what_is_pushed_and_what_is_not_arrives_alike(tmp_path: Path) -> N
             ):
                 assert (await read(client, registered, keys))[1] == payloads
         await gateway.check_clean()
+
+
+@pytest.mark.parametrize("patience", [0.0, 1.0])
+@pytest.mark.parametrize("kind", ["unix", "tcp"])
+@aio
+async def test_law_6_the_groups_of_a_get_take_turns_in_two_windows_that_are_zero_in_the_end(
+    tmp_path: Path, kind: Kind, patience: float
+) -> None:
+    async with house(kind, tmp_path / "gw") as gateway:
+        client = gateway.client()
+        registered = await client.register(format_of(256 * 1024))
+        keys, payloads = keys_of(26), payloads_of(registered, 26)
+        await client.put(registered, keys, payloads)
+        await gateway.opened.crew.drain_everywhere()
+        names = await names_of(gateway, keys)
+        damage_resident(gateway, names[9])
+        damage_file(gateway.opened.folder, names[9])
+        staging = gateway.opened.rooms.staging
+        with (
+            mock.patch.object(type(staging), "window", autospec=True, side_effect=type(staging).window) as taken,
+            mock.patch("kvgw.server.exchange.PATIENCE_SECONDS", patience),
+        ):
+            _, found = await read(client, registered, keys)
+        assert found == [*payloads[:9], None, *payloads[10:]], "law 2: whoever had the window before"
+        assert [call.args[2] for call in taken.call_args_list] == 2 * [3 * 256 * 1024], "nine groups"
+        region = staging.window_region
+        memory, start = gateway.opened.arena.memory, region.address - gateway.opened.arena.region.address
+        assert not any(bytes(memory.view(start, region.length)))
+        await gateway.check_clean()

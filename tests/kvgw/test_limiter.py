@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from kvgw.errors import Code, Outage
-from kvgw.gateway.limiter import Allowance, Cell, Limiter
+from kvgw.gateway.limiter import ASKING_PART, READING_PART, WRITING_PART, Allowance, Cell, Limiter
 from kvgw.metrics import Metrics
 from kvgw.settings import LimitSettings
 from tenancy.model import Namespace, Scope
@@ -35,9 +35,9 @@ def namespace(number: int = 1, **limits: int) -> Namespace:
     return Namespace(Scope(UUID(int=9), UUID(int=number)), "n", **{**values, **limits})
 
 
-def admits(limiter: Limiter, one: Namespace, moved: int = 0) -> bool:
+def admits(limiter: Limiter, one: Namespace, moved: int = 0, part: float = READING_PART) -> bool:
     try:
-        with limiter.admitted(one) as admission:
+        with limiter.admitted(one, part) as admission:
             admission.moved_bytes = moved
     except Outage as error:
         assert error.code is Code.BUSY
@@ -124,6 +124,24 @@ def test_at_once_and_leaving_makes_room() -> None:
         stack.enter_context(limiter.admitted(one))
         assert not admits(limiter, one)
     assert admits(limiter, one), "law 7: left is left, whatever happened inside"
+
+
+def test_L03_in_a_crowd_small_questions_go_first_then_puts_and_gets_last() -> None:
+    limiter = Limiter(ManualClock(), Metrics(), Allowance())
+    one = namespace(concurrent_requests=8)
+
+    def let_in() -> list[float]:
+        return [part for part in (ASKING_PART, WRITING_PART, READING_PART) if admits(limiter, one, part=part)]
+
+    turned_away = []
+    with ExitStack() as stack:
+        for _ in range(9):
+            turned_away.append(3 - len(let_in()))
+            if turned_away[-1] < 3:
+                stack.enter_context(limiter.admitted(one))
+    assert turned_away == [0, 0, 0, 0, 1, 1, 2, 2, 3], "at a half, at three quarters, and when all is taken"
+    with limiter.admitted(namespace(concurrent_requests=1), ASKING_PART):
+        assert not admits(limiter, namespace(concurrent_requests=1)), "one at least, whatever its kind"
 
 
 def test_Q11_a_limiter_that_fails_lets_requests_pass(caplog: pytest.LogCaptureFixture) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import fields
+import tracemalloc
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -12,7 +12,7 @@ import pytest
 
 from kvgw.client import Client
 from kvgw.errors import RequestRefused
-from kvgw.gateway.index import ENTRIES_MAX, Known, MatchIndex
+from kvgw.gateway.index import ENTRY_BYTES, RUN_BYTES, MatchIndex
 from kvgw.model import Durability, Label
 from kvgw.reports import Registered
 from tenancy.model import FoundChunk, Scope
@@ -28,7 +28,7 @@ CLOSING = ("suspend", "shred")
 
 
 def remembered(made: House) -> int:
-    return made.opened.rooms.index._entries
+    return len(made.opened.rooms.index)
 
 
 async def matched_anew(made: House, client: Client, registered: Registered, keys: list[bytes]) -> int:
@@ -180,7 +180,7 @@ async def test_a_storm_of_everything_leaves_index_and_catalog_of_one_mind(tmp_pa
 
 
 @on_footing
-async def test_where_several_gateways_write_nothing_is_remembered(footing: Footing) -> None:
+async def test_where_others_may_write_nothing_is_remembered_before_the_first_look(footing: Footing) -> None:
     async with footing.gateway("a") as made:
         client = made.client()
         registered = await client.register(format_of())
@@ -189,21 +189,103 @@ async def test_where_several_gateways_write_nothing_is_remembered(footing: Footi
         assert remembered(made) == 0
 
 
-def test_it_is_bounded_and_forgets_the_namespace_asked_longest_ago() -> None:
-    index = MatchIndex()
-    scopes = [Scope(UUID(int=1), UUID(int=number)) for number in range(5)]
-    each = ENTRIES_MAX // 4
-    for scope in scopes:
-        index.remember(scope, 0, 1, [(number.to_bytes(8, "big"), "name", found()) for number in range(each)])
-    assert index._entries == 4 * each <= ENTRIES_MAX
-    assert index.find(scopes[0], 0, [1], [bytes(8)], 0) is None
-    assert index.find(scopes[4], 0, [1], [bytes(8)], 0) == [[Known(10, b"b", "name", True)]]
-    assert index.find(scopes[4], 1, [1], [bytes(8)], 0) is None, "another version"
-    assert index.find(scopes[4], 0, [1], [bytes(8)], 10) is None, "expired"
-    index.remember(scopes[4], 1, 1, [])
-    assert index._entries == 3 * each
+def test_it_is_bounded_and_forgets_what_was_asked_longest_ago() -> None:
+    each = RUN_BYTES + 16 * (8 + ENTRY_BYTES)
+    index = MatchIndex(4 * each)
+    keys = [[(16 * run + at).to_bytes(8, "big") for at in range(16)] for run in range(5)]
+    for run in keys:
+        index.remember(HERE, 0, 1, [(key, found()) for key in run])
+    assert index.nbytes == 4 * each and len(index) == 64
+    assert index.find(HERE, 0, [1], keys[0], 0) is None, "the oldest"
+    assert index.find(HERE, 0, [1], keys[1], 0) is not None
+    index.remember(HERE, 0, 1, [(key, found()) for key in keys[0]])
+    assert index.find(HERE, 0, [1], keys[2], 0) is None, "not asked for since"
+    assert index.find(HERE, 0, [1], keys[1], 0) is not None
+    index.remember(THERE, 0, 1, [(key, found()) for key in keys[0]])
+    assert index.find(HERE, 0, [1], keys[3], 0) is None, "of the namespace asked longest ago"
+    assert index.find(THERE, 0, [1], keys[0], 0) is not None
+    assert index.nbytes == 4 * each
+    assert index.find(THERE, 1, [1], keys[0], 0) is None, "another version"
+    assert index.find(THERE, 0, [2], keys[0], 0) is None, "another format"
+    index.remember(THERE, 1, 1, [(keys[4][0], found())])
+    assert index.nbytes == 3 * each + RUN_BYTES + 8 + ENTRY_BYTES, "what another version said is gone"
+    nothing = MatchIndex(0)
+    nothing.remember(HERE, 0, 1, [(b"k", found())])
+    assert len(nothing) == nothing.nbytes == 0
 
 
-def found() -> FoundChunk:
-    values: dict[str, Any] = dict.fromkeys((one.name for one in fields(FoundChunk)), 0)
-    return FoundChunk(**{**values, "expires_ms": 10, "blob_id": b"b", "on_nvme": True})
+def test_lists_that_part_and_go_on_share_what_they_have_in_common() -> None:
+    index = MatchIndex(2**20)
+    common = [f"common-{at}".encode() for at in range(10)]
+    one, other = ([*common, *(f"{name}-{at}".encode() for at in range(20))] for name in ("one", "other"))
+    for asked in (one[:12], other[:13], one, other, one[:25]):
+        index.remember(HERE, 0, 1, [(key, found(key)) for key in asked])
+        assert ids(index, asked) == [blob(key) for key in asked]
+    assert len(index) == 50, "what both have is there once"
+    assert [span.length for span in index.find(HERE, 0, [1], one, 0)[0]] == [10, 20], "no more pieces than ways to go"
+    for stop in range(1, 31):
+        assert ids(index, one[:stop]) == [blob(key) for key in one[:stop]]
+    assert ids(index, [*one[:29], other[29]]) is None
+    assert ids(index, [*common[:5], *common[6:]]) is None
+    assert ids(index, one[3:]) is None, "nobody asked from there on yet"
+    assert ids(index, [b"".join(one[:2])]) is None and ids(index, [common[0] + b"c", common[1][1:]]) is None
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_law2_any_order_of_lists_finds_what_was_last_found_or_nothing(seed: int) -> None:
+    rng = random.Random(seed)
+    index = MatchIndex(30_000)
+    lasts: dict[bytes, int] = {}
+    told = 0
+    for step in range(600):
+        path = [bytes([rng.randrange(3)]) for _ in range(8)]
+        keys = [b"/".join(path[: at + 1]) for at in range(8)][rng.randrange(3) : rng.randint(3, 8)]
+        if rng.random() < 0.4:
+            for key in keys:
+                lasts[key] = step
+            index.remember(HERE, 0, 1, [(key, found(key, expires_ms=step)) for key in keys])
+        now_ms = step - rng.randrange(200)
+        spans = index.find(HERE, 0, [1], keys, now_ms)
+        if spans is not None:
+            told += 1
+            assert [one for run, length in spans[0] for one in run.blobs(length)] == [blob(key) for key in keys]
+            ends = [one for run, length in spans[0] for one in run.expiries[:length]]
+            assert all(now_ms < end <= lasts[key] for end, key in zip(ends, keys, strict=True))
+    assert told > 40
+    assert index.nbytes == sum(run.nbytes for shelf in index._shelves.values() for run in shelf.runs.values())
+
+
+def ids(index: MatchIndex, keys: list[bytes]) -> list[bytes] | None:
+    spans = index.find(HERE, 0, [1], keys, 0)
+    return None if spans is None else [one for run, length in spans[0] for one in run.blobs(length)]
+
+
+HERE, THERE = (Scope(UUID(int=1), UUID(int=number)) for number in (1, 2))
+
+
+def blob(key: bytes) -> bytes:
+    return key[-16:].rjust(16, b"0")
+
+
+def found(key: bytes = b"", expires_ms: int = 10) -> FoundChunk:
+    values: dict[str, Any] = dict.fromkeys(FoundChunk._fields, 0)
+    return FoundChunk(**{**values, "expires_ms": expires_ms, "blob_id": blob(key), "on_nvme": True})
+
+
+@pytest.mark.parametrize("entries", [10_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
+def test_law9_an_entry_takes_no_more_memory_than_is_counted(entries: int) -> None:
+    index = MatchIndex(2**30)
+    tracemalloc.start()
+    try:
+        for _ in range(entries // 64):
+            keys = [random.randbytes(32) for _ in range(64)]
+            index.remember(HERE, 0, 1, [(key, found(key)) for key in keys])
+        del keys
+        for shelf in index._shelves.values():
+            for run in shelf.runs.values():
+                run.tiers = tuple(["staging"] * len(run))
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(index) == entries // 64 * 64
+    assert taken <= index.nbytes <= 128 * len(index), f"{taken / len(index):.1f} bytes an entry"

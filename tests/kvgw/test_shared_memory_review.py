@@ -233,7 +233,8 @@ async def test_who_cannot_be_known_when_it_asks_for_a_window_is_told_so(
         async def down(self: Authenticator, text: str) -> None:
             raise CatalogUnavailable("the database is away")
 
-        with mock.patch.object(Authenticator, "token", down):
+        long_ago = mock.patch.object(Authenticator, "holds", lambda *_: False)
+        with long_ago, mock.patch.object(Authenticator, "known", down):
             report = await client.put(registered, keys_of(1), payloads)
             assert report.outcome is Outcome.OUTAGE
             assert "the database is away" in report.reason
