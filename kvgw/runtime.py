@@ -7,13 +7,15 @@ thread. `System*` are the real ones; tests bring their own.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import secrets
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol, TypeVar
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, Protocol, TypeVar
 
 Result = TypeVar("Result")
 
@@ -67,22 +69,94 @@ class SystemRng:
 
 
 class ThreadWorkers:
-    """A fixed pool of threads, sized to the CPUs that this process may use."""
+    """A fixed pool of threads, sized to the CPUs that this process may use; each is started when it may be of use.
+
+    A visit to a thread is what most requests wait for: an executor's, with its two futures, costs more.
+    """
 
     def __init__(self, threads: int | None = None, name: str = "kvgw-worker") -> None:
-        count = threads if threads is not None else max(2, usable_cpus())
-        self._pool = ThreadPoolExecutor(max_workers=count, thread_name_prefix=name)
+        self.count = threads if threads is not None else max(2, usable_cpus())
+        """How many threads there are at most."""
+        self._name = name
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._threads: list[Thread] = []
+        self._closed = False
 
     async def run(self, work: Callable[[], Result]) -> Result:
-        handed_over = [work]
+        if self._closed:
+            raise RuntimeError(f"the threads {self._name} have ended: nothing can be run in them any more")
+        job = _Job(work, asyncio.get_running_loop())
         del work
-        # The thread lets go of `work`, and of the memory that it closes over, before its result can be seen here.
-        future = asyncio.get_running_loop().run_in_executor(self._pool, lambda: handed_over.pop()())  # noqa: PLW0108  # popped when it runs
-        return await finish(future)
+        if len(self._threads) < self.count:
+            thread = Thread(target=_serve, args=(self._jobs,), name=f"{self._name}_{len(self._threads)}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        self._jobs.put(job)
+        result: Result = await job.end()
+        return result
 
     def close(self) -> None:
-        """Wait for running work and end the threads."""
-        self._pool.shutdown(wait=True)
+        """Wait for the work that was handed over, and end the threads."""
+        self._closed = True
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads:
+            thread.join()
+
+
+class _Job:
+    """Work for a thread, and whoever waits for it in an event loop."""
+
+    __slots__ = ("_error", "_loop", "_over", "_result", "_waiter", "_work")
+
+    def __init__(self, work: Callable[[], Any], loop: asyncio.AbstractEventLoop) -> None:
+        self._work: Callable[[], Any] | None = work
+        self._loop = loop
+        self._waiter: asyncio.Future[None] = loop.create_future()
+        self._over = False
+        self._result: Any = None
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        """In a thread. It lets go of the work, and of the memory that it closes over, before anybody sees its end."""
+        work, self._work = self._work, None
+        assert work is not None, "a job runs once"
+        try:
+            self._result = work()
+        except BaseException as error:  # noqa: BLE001  # raised where it is waited for
+            self._error = error
+        del work
+        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
+            self._loop.call_soon_threadsafe(self._tell)
+
+    def _tell(self) -> None:
+        self._over = True
+        if not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def end(self) -> Any:
+        """Its result, when the thread has finished; a cancellation goes on only then (law 7)."""
+        cancelled: asyncio.CancelledError | None = None
+        while not self._over:
+            try:
+                await self._waiter
+            except asyncio.CancelledError as error:  # it has cancelled what was waited for, too
+                cancelled, self._waiter = error, self._loop.create_future()
+        failure = cancelled or self._error  # the work's own failure, if any, gives way to the cancellation
+        self._error = None
+        if failure is None:
+            return self._result
+        try:
+            raise failure
+        finally:
+            del cancelled, failure  # a failure that knows a frame that knows it would keep the work's memory in use
+
+
+def _serve(jobs: SimpleQueue[_Job | None]) -> None:
+    """What each thread does until it is told to end."""
+    while (job := jobs.get()) is not None:
+        job.run()
+        del job  # its result is whoever's waits for it, not this thread's until the next one comes
 
 
 async def finish(future: asyncio.Future[Result]) -> Result:

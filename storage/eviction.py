@@ -7,7 +7,7 @@ over its share is evicted before anybody within it, and a tenant that churns can
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from uuid import UUID
 
 from storage.arena import Slot, Zone, size_class
@@ -44,17 +44,21 @@ class Eviction:
         _add(self._owned_bytes, resident.owner, -resident.slot.reserved_bytes)
         del self._walls[resident.slot.offset]
 
-    def offer(self, resident: Resident) -> None:
-        """A clean resident is not used any more."""
-        self._candidates[resident.name] = resident
-        del self._walls[resident.slot.offset]
-        _add(self._candidate_bytes, resident.owner, resident.slot.reserved_bytes)
+    def offer(self, residents: Sequence[Resident]) -> None:
+        """Clean residents that are not used any more."""
+        for resident in residents:
+            slot = resident.slot
+            self._candidates[resident.name] = resident
+            del self._walls[slot.offset]
+            _add(self._candidate_bytes, resident.owner, slot.reserved_bytes)
 
-    def withdraw(self, resident: Resident) -> None:
-        """A candidate is used again, dirty, or gone."""
-        del self._candidates[resident.name]
-        self._walls[resident.slot.offset] = resident.slot.reserved_bytes
-        _add(self._candidate_bytes, resident.owner, -resident.slot.reserved_bytes)
+    def withdraw(self, residents: Sequence[Resident]) -> None:
+        """Candidates that are used again, dirty, or gone."""
+        for resident in residents:
+            slot = resident.slot
+            del self._candidates[resident.name]
+            self._walls[slot.offset] = slot.reserved_bytes
+            _add(self._candidate_bytes, resident.owner, -slot.reserved_bytes)
 
     def make_room(self, nbytes: int) -> Slot | None:
         """A slot of `nbytes`, by as little eviction as gets it. None, and nothing evicted, when it cannot be had.
@@ -112,6 +116,8 @@ class Eviction:
 
 def _add(counter: Counter[UUID], tenant: UUID, nbytes: int) -> None:
     """Add, and forget a tenant at zero: counters are bounded by the tenants that have something."""
-    counter[tenant] += nbytes
-    if not counter[tenant]:
-        del counter[tenant]
+    there = counter.get(tenant, 0) + nbytes
+    if there:
+        counter[tenant] = there
+    else:
+        counter.pop(tenant, None)

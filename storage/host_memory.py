@@ -9,6 +9,7 @@ import ctypes
 import errno
 import mmap
 import os
+from functools import lru_cache
 
 PAGE = 4096
 """Granularity of slots in bytes. The kernel's pages may be larger, never smaller."""
@@ -72,7 +73,7 @@ class HostMemory:
     def export(self, offset: int, nbytes: int) -> ctypes.Array[ctypes.c_ubyte]:
         """A new object that exports a part. It lives as long as any view or slice made from it."""
         assert self._map is not None, "this memory has been unmapped"
-        return (ctypes.c_ubyte * nbytes).from_buffer(self._map, offset)
+        return _array(nbytes).from_buffer(self._map, offset)
 
     def zero(self, offset: int, nbytes: int) -> None:
         """Overwrite with zeros; about 0.1 ms/MiB."""
@@ -101,3 +102,9 @@ class HostMemory:
         number = ctypes.get_errno()
         self.refusals[what] = f"{errno.errorcode.get(number, number)}: {os.strerror(number)}"
         return False
+
+
+@lru_cache(maxsize=256)
+def _array(nbytes: int) -> type[ctypes.Array[ctypes.c_ubyte]]:
+    """To make such a type takes longer than to seal a small chunk, and slots have few different lengths."""
+    return ctypes.c_ubyte * nbytes

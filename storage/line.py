@@ -60,32 +60,32 @@ class Line(Generic[Grant]):
         self._waiters = waiters
         self._price = price
         self._give = give
-        self._asks: dict[Ask[Grant], None] = {}
-        self._waiting: dict[UUID, int] = {}
+        self.waiting: dict[Ask[Grant], None] = {}
+        """Who waits, in the order of arrival."""
+        self._of_tenant: dict[UUID, int] = {}
         self._closed = ""
 
     def __len__(self) -> int:
-        return len(self._asks)
+        return len(self.waiting)
+
+    @property
+    def busy(self) -> bool:
+        """Whether whoever comes now has to wait, or is refused."""
+        return bool(self._closed or self.waiting)
 
     @property
     def oldest(self) -> float | None:
         """When the longest waiting request was made, in seconds of the clock; None when nobody waits."""
-        return next(iter(self._asks)).since if self._asks else None
+        return next(iter(self.waiting)).since if self.waiting else None
 
     def join(self, ask: Ask[Grant]) -> None:
         """Queue a request. Raises `StagingBusy` if it can never be served, or too many of its tenant's wait."""
         self._check(ask)
-        waiting = self._waiting.get(ask.tenant, 0)
+        waiting = self._of_tenant.get(ask.tenant, 0)
         if waiting >= self._waiters:
             raise StagingBusy(f"tenant {ask.tenant} has {waiting} requests waiting for {self._what}, the most allowed")
-        self._waiting[ask.tenant] = waiting + 1
-        self._asks[ask] = None
-
-    def at_once(self, ask: Ask[Grant]) -> Grant | None:
-        """What `ask` wants, if it can be given now and nobody waits; never queued."""
-        if self._closed or self._asks:
-            return None
-        return self._give(ask)
+        self._of_tenant[ask.tenant] = waiting + 1
+        self.waiting[ask] = None
 
     def _check(self, ask: Ask[Grant]) -> None:
         if self._closed:
@@ -100,16 +100,16 @@ class Line(Generic[Grant]):
 
     def leave(self, ask: Ask[Grant]) -> None:
         """Withdraw a request; one that is no longer in the line is no error."""
-        if ask in self._asks:
-            del self._asks[ask]
-            self._waiting[ask.tenant] -= 1
-            if not self._waiting[ask.tenant]:
-                del self._waiting[ask.tenant]
+        if ask in self.waiting:
+            del self.waiting[ask]
+            self._of_tenant[ask.tenant] -= 1
+            if not self._of_tenant[ask.tenant]:
+                del self._of_tenant[ask.tenant]
 
     def close(self, reason: str) -> list[Ask[Grant]]:
         """Refuse all who wait and all who come later; returns those who waited."""
         self._closed = reason
-        refused = list(self._asks)
+        refused = list(self.waiting)
         for ask in refused:
             ask.refusal = reason
             self.leave(ask)
@@ -122,14 +122,15 @@ class Line(Generic[Grant]):
             f" ({ledger.total} in use by all)"
             for ledger in self._ledgers
         )
-        return f"no room for {self._what} of {ask.nbytes} bytes, with {len(self._asks)} other requests waiting: {room}"
+        others = len(self.waiting)
+        return f"no room for {self._what} of {ask.nbytes} bytes, with {others} other requests waiting: {room}"
 
     def serve(self) -> list[Ask[Grant]]:
         """Grant what can be granted now, by the rule above; returns the asks that got their grant."""
         served: list[Ask[Grant]] = []
         held_back: set[UUID] = set()
         least_borrowed: int | None = None  # by the tenants of borrowing requests that could not be served
-        for ask in list(self._asks):
+        for ask in list(self.waiting):
             if ask.tenant in held_back:
                 continue
             borrowed = self._would_have_borrowed(ask)

@@ -7,6 +7,7 @@ wakes those who wait for them; nothing here waits.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -71,20 +72,48 @@ class Pool:
     def advance(self) -> list[AnyAsk]:
         """Grant what can be granted. Reads come before drafts: under pressure a PUT is shed before a GET."""
         granted: list[AnyAsk] = []
+        if not self.windows.waiting and not self.reads.waiting and not self.drafts.waiting:
+            return granted  # as nearly always
         while True:  # again after each grant: a tenant that came into a guarantee by it may have ceased to borrow
             served: list[AnyAsk] = [*self.windows.serve(), *self.reads.serve(), *self.drafts.serve()]
             if not served:
                 return granted
             granted += served
 
-    def resident_now(self, ask: Ask[Grip]) -> Grip | None:
-        """A grip on a whole resident, if it can be had without waiting and without taking it from one who waits."""
-        resident = self.residents.find(ask.name)
-        return self.reads.at_once(ask) if resident is not None and resident.is_whole else None
+    def hold_now(self, tenant: UUID, blobs: Iterable[tuple[str, int]]) -> list[Resident]:
+        """The leading run of `blobs`, by name and length, that is whole and can be had at once; until `let_go`.
 
-    def draft_now(self, ask: Ask[Grip]) -> Grip | None:
-        """A draft, likewise."""
-        return None if self.reads else self.drafts.at_once(ask)
+        Nothing is taken from one who waits. A blob of another length than it is said to have ends the run.
+        """
+        run: list[Resident] = []
+        if self.reads.busy:
+            return run
+        price = 0
+        for name, nbytes in blobs:
+            resident = self.residents.find(name)
+            if resident is None or not resident.is_whole or resident.slot.nbytes != nbytes:
+                break
+            run.append(resident)
+            price += _join_price(resident, tenant)
+        while run and not self.used_ledger.fits(tenant, price):
+            price -= _join_price(run.pop(), tenant)
+        self.residents.hold(run, tenant)
+        self.counts.hits += len(run)
+        return run
+
+    def let_go(self, tenant: UUID, residents: Iterable[Resident]) -> None:
+        """The bracket over these has ended."""
+        self.residents.let_go(residents, tenant)
+
+    def drafts_now(self, tenant: UUID, names: Sequence[str], nbytes: int) -> list[Grip]:
+        """Drafts for the first of `names`, as many as can be had at once, likewise."""
+        if self.reads.busy or self.drafts.busy:
+            return []
+        ledgers = self.unclean_ledger, self.used_ledger
+        count, each = len(names), size_class(nbytes)
+        while count and not all(ledger.fits(tenant, count * each) for ledger in ledgers):
+            count -= 1
+        return self.residents.draft(names[:count], tenant, nbytes)
 
     def close(self, reason: str) -> list[AnyAsk]:
         """Refuse all requests, waiting and to come; returns those that waited. What is held stays usable."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from enum import Enum
 from uuid import UUID
 
@@ -30,6 +29,8 @@ class State(Enum):
     """Whole, and due in some tier: not evictable."""
     GONE = "gone"
     """Dropped, failed, or never published: nobody finds it."""
+
+    __hash__ = object.__hash__  # the books are kept by state: Enum's own is a call in Python for each entry
 
 
 class Part(Enum):
@@ -78,7 +79,7 @@ class Resident:
         self.state = state
         self.grips: dict[Grip, None] = {}
         """In the order of arrival: the first that waits is the next to fill."""
-        self.uses: Counter[UUID] = Counter()
+        self.uses: dict[UUID, int] = {}
         """Reasons not to evict, by the tenant that is charged: its grips, and for the owner that it is dirty."""
 
     @property

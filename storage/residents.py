@@ -7,6 +7,7 @@ candidates for eviction. `storage.pool` decides who may have one.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from uuid import UUID
 
 from storage.arena import Zone
@@ -23,6 +24,8 @@ class Residents:
         """`used` is charged for all that cannot be evicted, `unclean` for drafts and dirty residents."""
         self.bytes_in: Counter[State] = Counter()
         """Reserved bytes by state."""
+        self.changes = 0
+        """How often one changed its state: as long as it is the same, the same ones are whole."""
         self.eviction = Eviction(zone, policy, self.forget)
         self._zone = zone
         self._policy = policy
@@ -63,6 +66,27 @@ class Residents:
             self._found[name] = resident
         return resident
 
+    def draft(self, names: Sequence[str], owner: UUID, nbytes: int) -> list[Grip]:
+        """New drafts with a grip on each, for as many of `names` as have room."""
+        grips: list[Grip] = []
+        for name in names:
+            slot = self.eviction.make_room(nbytes)
+            if slot is None:
+                break
+            resident = Resident(name, owner, slot, State.DRAFT)
+            self.eviction.born(resident)
+            self._alive[resident] = None
+            grip = Grip(resident, owner, Part.READY, was_resident=False)
+            resident.grips[grip] = None
+            resident.uses[owner] = 1
+            grips.append(grip)
+        reserved = sum(grip.resident.slot.reserved_bytes for grip in grips)
+        if reserved:
+            self.bytes_in[State.DRAFT] += reserved
+            self._unclean.charge(owner, reserved)
+            self._used.charge(owner, reserved)
+        return grips
+
     def grip(self, resident: Resident, tenant: UUID, part: Part) -> Grip:
         """A bracket begins."""
         grip = Grip(resident, tenant, part, was_resident=resident.is_whole)
@@ -76,6 +100,38 @@ class Residents:
         """A bracket ends; with the last one of a resident that is gone, its slot is free."""
         del grip.resident.grips[grip]
         self._unuse(grip.resident, grip.tenant)
+
+    def hold(self, residents: Sequence[Resident], tenant: UUID) -> None:
+        """A bracket over several whole residents begins: as a grip on each, in one go."""
+        fresh = 0
+        # Two keys of a batch may have the same content: then one resident is in the run twice.
+        self.eviction.withdraw(list(dict.fromkeys(one for one in residents if not one.uses)))
+        for resident in residents:
+            if resident.state is State.CLEAN:
+                self._policy.touch(resident.name)
+            before = resident.uses.get(tenant, 0)
+            resident.uses[tenant] = before + 1
+            if not before:
+                fresh += resident.slot.reserved_bytes
+        if fresh:
+            self._used.charge(tenant, fresh)
+
+    def let_go(self, residents: Iterable[Resident], tenant: UUID) -> None:
+        """A bracket over several ends, or over some of them."""
+        unused: list[Resident] = []
+        stale = 0
+        for resident in residents:
+            after = resident.uses[tenant] - 1
+            if after:
+                resident.uses[tenant] = after
+                continue
+            del resident.uses[tenant]
+            stale += resident.slot.reserved_bytes
+            if not resident.uses:
+                unused.append(resident)
+        if stale:
+            self._used.discharge(tenant, stale)
+        self._abandon(unused)
 
     def publish(self, draft: Resident, *, dirty: bool) -> None:
         """A draft can be found from now on. Raises `ValueError` when its name is taken."""
@@ -119,7 +175,7 @@ class Residents:
         if was is State.CLEAN:
             self._policy.remove(resident.name)
             if not resident.uses:
-                self.eviction.withdraw(resident)
+                self.eviction.withdraw((resident,))
         self._move(resident, State.GONE)
         if was is State.DIRTY:
             self._no_longer_dirty(resident)
@@ -144,27 +200,29 @@ class Residents:
         self.bytes_in[resident.state] -= resident.slot.reserved_bytes
         self.bytes_in[state] += resident.slot.reserved_bytes
         resident.state = state
+        self.changes += 1
 
     def _use(self, resident: Resident, tenant: UUID) -> None:
         if resident.state is State.CLEAN and not resident.uses:
-            self.eviction.withdraw(resident)
-        resident.uses[tenant] += 1
-        if resident.uses[tenant] == 1:
+            self.eviction.withdraw((resident,))
+        before = resident.uses.get(tenant, 0)
+        resident.uses[tenant] = before + 1
+        if not before:
             self._used.charge(tenant, resident.slot.reserved_bytes)
 
     def _unuse(self, resident: Resident, tenant: UUID) -> None:
-        resident.uses[tenant] -= 1
-        if resident.uses[tenant]:
-            return
-        del resident.uses[tenant]
-        self._used.discharge(tenant, resident.slot.reserved_bytes)
-        if resident.uses:
-            return
-        if resident.state is State.GONE:
-            self._free(resident)
-        else:
-            assert resident.state is State.CLEAN, f"{resident.name} is {resident.state.value} and nobody's"
-            self.eviction.offer(resident)
+        self.let_go((resident,), tenant)
+
+    def _abandon(self, unused: Sequence[Resident]) -> None:
+        """Nobody uses these any more."""
+        clean = []
+        for resident in unused:
+            if resident.state is State.GONE:
+                self._free(resident)
+            else:
+                assert resident.state is State.CLEAN, f"{resident.name} is {resident.state.value} and nobody's"
+                clean.append(resident)
+        self.eviction.offer(clean)
 
     def _free(self, resident: Resident) -> None:
         self.bytes_in[State.GONE] -= resident.slot.reserved_bytes

@@ -11,6 +11,7 @@ import fcntl
 import mmap
 import os
 from bisect import bisect_right
+from collections.abc import Sequence
 from operator import itemgetter
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -81,6 +82,23 @@ class SharedWindow:
         view = memoryview(self._map)[offset : offset + nbytes]
         self._views.append(view)
         return view
+
+    def claim_all(self, offsets: Sequence[int], nbytes: int) -> list[memoryview]:
+        """Several parts of the same length, as `claim` each."""
+        end = -1
+        for offset in offsets:
+            if offset < end or self._claimed:
+                return [self.claim(offset, nbytes) for offset in offsets]
+            end = offset + nbytes
+        if not offsets or nbytes < 1 or offsets[0] < 0 or end > self.nbytes:
+            return [self.claim(offset, nbytes) for offset in offsets]
+        assert self._map is not None, "the window has been unmapped"
+        whole = memoryview(self._map)
+        views = [whole[offset : offset + nbytes] for offset in offsets]
+        self._claimed = [(offset, offset + nbytes) for offset in offsets]
+        self._views += views
+        whole.release()
+        return views
 
     def unclaim(self) -> None:
         """The operation has ended, and with it every thread that used what it had claimed: those views end here.

@@ -23,7 +23,7 @@ from storage.line import Ask, Line
 from storage.policy import EvictionPolicy
 from storage.pool import Pool
 from storage.ports import Clock
-from storage.resident import Grip, Part
+from storage.resident import Grip, Part, Resident
 from storage.shares import Shares
 from storage.staging_statistics import StagingStatistics, gather
 
@@ -81,38 +81,29 @@ class Staging:
 
         Only the first is waited for: a bracket that has some memory and waits for more could wait for its like.
         """
-        async with self.draft(tenant, names[0], nbytes, timeout_s) as first:
-            grips: list[tuple[Access, Grip]] = []
-            try:
-                for name in names[1:]:
-                    grip = self._pool.draft_now(self._ask(tenant, nbytes, name))
-                    if grip is None:
-                        break
-                    grips.append((Access(grip.slot), grip))
-                    grips[-1][0].thaw()
-                yield [first, *(self._draft(access, grip) for access, grip in grips)]
-            finally:
-                self._end_all(grips)
+        grips = self._pool.drafts_now(tenant, names, nbytes)
+        if not grips:
+            first = await self._granted(self._pool.drafts, self._ask(tenant, nbytes, names[0]), timeout_s, self._leave)
+            grips = [first, *self._pool.drafts_now(tenant, names[1:], nbytes)]
+        opened = [(Access(grip.slot), grip) for grip in grips]
+        try:
+            for access, _ in opened:
+                access.thaw()
+            yield [self._draft(access, grip) for access, grip in opened]
+        finally:
+            self._end_all(opened)
 
     @contextmanager
     def residents(self, tenant: UUID, blobs: Sequence[tuple[str, int]]) -> Iterator[list[Reading]]:
         """Readings of the leading run of `blobs`, by name and length, that are here and can be read without waiting."""
-        grips: list[tuple[Access, Grip]] = []
-        readings: list[Reading] = []
+        held = self._pool.hold_now(tenant, blobs)  # of one of another length, `read` says what is wrong
+        accesses = [Access(resident.slot) for resident in held]
         try:
-            for name, nbytes in blobs:
-                grip = self._pool.resident_now(self._ask(tenant, nbytes, name))
-                if grip is None:
-                    break
-                access = Access(grip.slot)
-                grips.append((access, grip))
-                if grip.slot.nbytes != nbytes:
-                    break  # `read` says what is wrong with it
+            for access in accesses:
                 access.read_only()
-                readings.append(Reading(access, was_resident=True))
-            yield readings
+            yield [Reading(access, was_resident=True) for access in accesses]
         finally:
-            self._end_all(grips)
+            self._let_go(tenant, held, accesses)
 
     @asynccontextmanager
     async def read(self, tenant: UUID, name: str, nbytes: int, timeout_s: float, fill: Fill) -> AsyncIterator[Reading]:
@@ -167,6 +158,11 @@ class Staging:
         """Whether the whole blob is resident."""
         resident = self._pool.residents.find(name)
         return resident is not None and resident.is_whole
+
+    @property
+    def changes(self) -> int:
+        """A number that changes before `holds` may answer otherwise."""
+        return self._pool.residents.changes
 
     def names(self) -> list[str]:
         """Names of all blobs of which staging holds bytes: found by name, being sealed, or dropped but still in use."""
@@ -245,6 +241,14 @@ class Staging:
             give_back()
         self._advance()
 
+    def _let_go(self, tenant: UUID, held: Sequence[Resident], accesses: Sequence[Access]) -> None:
+        free = []
+        for resident, access in zip(held, accesses, strict=True):
+            if self._closed(access, partial(self._pool.let_go, tenant, (resident,))):
+                free.append(resident)
+        self._pool.let_go(tenant, free)
+        self._advance()
+
     def _end_all(self, grips: Iterable[tuple[Access, Grip]]) -> None:
         for access, grip in grips:
             give_back = partial(self._leave, grip)
@@ -285,10 +289,11 @@ class Staging:
 
     def _advance(self) -> None:
         """Take back what lingered and is free now, then grant what can be granted."""
-        lingering, self._lingering = self._lingering, {}
-        for access, give_back in lingering.items():
-            if self._closed(access, give_back):
-                give_back()
+        if self._lingering:
+            lingering, self._lingering = self._lingering, {}
+            for access, give_back in lingering.items():
+                if self._closed(access, give_back):
+                    give_back()
         self._wake(self._pool.advance())
 
     def _wake(self, waiters: Iterable[object]) -> None:

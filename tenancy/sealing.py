@@ -74,16 +74,20 @@ class BlobAddress:
         """Number of segments."""
         return -(-self.length >> self.seg_log2)
 
+    def place(self, index: int) -> tuple[int, int, int]:
+        """Where segment `index` begins and ends in the plaintext, and how much later it begins in the sealed blob."""
+        start = index << self.seg_log2
+        return start, min(start + (1 << self.seg_log2), self.length), HEADER_BYTES + index * TAG_BYTES
+
     def plain_span(self, index: int) -> slice:
         """Where segment `index` lies in the plaintext."""
-        start = index << self.seg_log2
-        return slice(start, min(start + (1 << self.seg_log2), self.length))
+        start, stop, _ = self.place(index)
+        return slice(start, stop)
 
     def sealed_span(self, index: int) -> slice:
         """Where segment `index` lies in the sealed blob, its tag included."""
-        plain = self.plain_span(index)
-        shift = HEADER_BYTES + index * TAG_BYTES
-        return slice(plain.start + shift, plain.stop + shift + TAG_BYTES)
+        start, stop, shift = self.place(index)
+        return slice(start + shift, stop + shift + TAG_BYTES)
 
     def encode(self) -> bytes:
         """The first 96 bytes of the header."""
@@ -152,7 +156,7 @@ def open_sealed(
 class Sealer:
     """Seals one chunk while its segments arrive: each is hashed and encrypted in one pass, while it is in cache."""
 
-    __slots__ = ("_address", "_cipher", "_derived", "_hasher", "_next", "_target")
+    __slots__ = ("_address", "_chunk_id", "_cipher", "_derived", "_encoded", "_hasher", "_next", "_segments", "_target")
 
     def __init__(
         self,
@@ -163,35 +167,39 @@ class Sealer:
         target: memoryview,
     ) -> None:
         """`salt`: 32 random bytes that were never used before. `target`: exactly `sealed_length` bytes."""
-        _check_buffer("target", target, sealed_length(address.length, address.seg_log2))
+        self._segments = address.segments
+        _check_buffer("target", target, HEADER_BYTES + address.length + TAG_BYTES * self._segments)
         self._address = address
-        self._derived = committing_key(data_key, _KEY_LABEL, salt, address.encode())
+        self._encoded = address.encode()
+        self._derived = committing_key(data_key, _KEY_LABEL, salt, self._encoded)
         self._cipher = AESGCM(self._derived.key)
         self._hasher = blake3(key=chunk_id_key.reveal())
+        self._chunk_id = b""
         self._target = target
         self._next = 0
 
     def update(self, segment: memoryview) -> None:
         """Seal the next segment: ``2 ** seg_log2`` bytes, or for the last one what remains of the length."""
         index = self._next
-        if index == self._address.segments:
+        if index == self._segments:
             raise ValueError(f"all {index} segments of this chunk are sealed already; call finish")
-        plain = self._address.plain_span(index)
-        _check_buffer(f"segment {index}", segment, plain.stop - plain.start)
+        start, stop, shift = self._address.place(index)
+        _check_buffer(f"segment {index}", segment, stop - start)
         self._hasher.update(segment)
-        last = index == self._address.segments - 1
-        bound = _segment_context(index, self._hasher.digest() if last else None)
-        room = self._target[self._address.sealed_span(index)]
-        self._cipher.encrypt_into(_segment_nonce(self._derived, index), segment, bound, room)
+        if index == self._segments - 1:
+            self._chunk_id = self._hasher.digest()
+        room = self._target[start + shift : stop + shift + TAG_BYTES]
+        self._cipher.encrypt_into(
+            _segment_nonce(self._derived, index), segment, _segment_context(index, self._chunk_id), room
+        )
         self._next = index + 1
 
     def finish(self) -> Sealed:
         """Write the header; only now is `target` a blob."""
-        if self._next != self._address.segments:
-            raise ValueError(f"{self._next} of {self._address.segments} segments were sealed; update with the rest")
-        chunk_id = self._hasher.digest()
-        self._target[:HEADER_BYTES] = self._address.encode() + chunk_id + self._derived.commitment + _RESERVED
-        return Sealed(chunk_id, _tag_root(self._address, self._target))
+        if self._next != self._segments:
+            raise ValueError(f"{self._next} of {self._segments} segments were sealed; update with the rest")
+        self._target[:HEADER_BYTES] = b"".join((self._encoded, self._chunk_id, self._derived.commitment, _RESERVED))
+        return Sealed(self._chunk_id, _tag_root(self._address, self._target))
 
 
 class Opener:
@@ -201,7 +209,7 @@ class Opener:
     is verified only when `finish` returned. On any failure `target` is zeroed and this opener refuses to go on.
     """
 
-    __slots__ = ("_address", "_cipher", "_derived", "_expected", "_fault", "_opened", "_sealed", "_target")
+    __slots__ = ("_address", "_cipher", "_derived", "_expected", "_fault", "_opened", "_sealed", "_segments", "_target")
 
     def __init__(
         self,
@@ -218,42 +226,44 @@ class Opener:
         for name in (expected.chunk_id, expected.tag_root):
             _check_range("length of a chunk id or tag root", len(name), _NAME_BYTES, _NAME_BYTES)
         self._address, self._expected, self._sealed, self._target = address, expected, sealed, target
+        self._segments = address.segments
         self._fault: SealFault | None = None
         self._opened: set[int] = set()
-        self._check_header(sealed_length(address.length, address.seg_log2))
-        self._derived = committing_key(data_key, _KEY_LABEL, salt, address.encode())
+        encoded = address.encode()
+        self._check_header(encoded)
+        self._derived = committing_key(data_key, _KEY_LABEL, salt, encoded)
         if not hmac.compare_digest(sealed[_BOUND_BYTES:_COMMITMENT_END], self._derived.commitment):
             raise self._refuse("commitment", "it was sealed under another data key or salt")
         self._cipher = AESGCM(self._derived.key)
 
-    def _check_header(self, length: int) -> None:
-        sealed = self._sealed
+    def _check_header(self, encoded: bytes) -> None:
+        sealed, length = self._sealed, HEADER_BYTES + self._address.length + TAG_BYTES * self._segments
         if len(sealed) != length:
             raise self._refuse("length", f"it has {len(sealed)} bytes where its row means {length}")
-        if not hmac.compare_digest(sealed[:_BOUND_BYTES], self._address.encode() + self._expected.chunk_id):
+        if not hmac.compare_digest(sealed[:_BOUND_BYTES], encoded + self._expected.chunk_id):
             raise self._refuse("header", "its header is not the one that its row means")
         if sealed[_COMMITMENT_END:HEADER_BYTES] != _RESERVED:
             raise self._refuse("header", "reserved bytes of its header are not zero")
 
     def open_segment(self, index: int) -> None:
         """Verify and decrypt segment `index` into its place in `target`; raises `SealBroken`."""
-        _check_range("segment", index, 0, self._address.segments - 1)
+        _check_range("segment", index, 0, self._segments - 1)
         self._check_unbroken()
-        last = index == self._address.segments - 1
-        bound = _segment_context(index, self._expected.chunk_id if last else None)
-        room = self._target[self._address.plain_span(index)]
-        segment = self._sealed[self._address.sealed_span(index)]
+        start, stop, shift = self._address.place(index)
+        bound = _segment_context(index, self._expected.chunk_id if index == self._segments - 1 else b"")
+        room = self._target[start:stop]
+        segment = self._sealed[start + shift : stop + shift + TAG_BYTES]
         try:
             self._cipher.decrypt_into(_segment_nonce(self._derived, index), segment, bound, room)
         except InvalidTag as error:
-            raise self._refuse("tag", f"segment {index} of {self._address.segments} was altered") from error
+            raise self._refuse("tag", f"segment {index} of {self._segments} was altered") from error
         self._opened.add(index)
 
     def finish(self) -> None:
         """Check that every segment was opened and that the blob is the very one that was stored."""
         self._check_unbroken()
-        if len(self._opened) != self._address.segments:
-            raise ValueError(f"{len(self._opened)} of {self._address.segments} segments were opened; open the rest")
+        if len(self._opened) != self._segments:
+            raise ValueError(f"{len(self._opened)} of {self._segments} segments were opened; open the rest")
         if not hmac.compare_digest(_tag_root(self._address, self._sealed), self._expected.tag_root):
             raise self._refuse("root", "it is a whole blob, but not the one that its row means")
 
@@ -276,20 +286,17 @@ def _segment_nonce(derived: CommittingKey, index: int) -> bytes:
     return nonce
 
 
-def _segment_context(index: int, chunk_id_of_last: bytes | None) -> bytes:
+def _segment_context(index: int, chunk_id_of_last: bytes) -> bytes:
     """Associated data of a segment: its place, and for the last one that it ends the chunk with this id."""
-    if chunk_id_of_last is None:
-        return _SEGMENT_PLACE.pack(index, 0)
-    return _SEGMENT_PLACE.pack(index, 1) + chunk_id_of_last
+    return _SEGMENT_PLACE.pack(index, 1 if chunk_id_of_last else 0) + chunk_id_of_last
 
 
 def _tag_root(address: BlobAddress, sealed: memoryview) -> bytes:
-    root = hashlib.sha256(_ROOT_LABEL)
-    root.update(sealed[:HEADER_BYTES])
+    parts: list[bytes | memoryview] = [_ROOT_LABEL, sealed[:HEADER_BYTES]]
     for index in range(address.segments):
-        end = address.sealed_span(index).stop
-        root.update(sealed[end - TAG_BYTES : end])
-    return root.digest()
+        _, stop, shift = address.place(index)
+        parts.append(sealed[stop + shift : stop + shift + TAG_BYTES])
+    return hashlib.sha256(b"".join(parts)).digest()
 
 
 def _check_range(what: str, value: int, least: int, most: int) -> None:

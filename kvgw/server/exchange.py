@@ -131,13 +131,14 @@ class Exchange:
         if self._window is None:
             return ()
         try:
-            return [self._window.claim(offset, nbytes) for offset in offsets]
+            return self._window.claim_all(offsets, nbytes)
         except ValueError as error:
             raise RequestRefused(f"a place in the window cannot be used: {error}") from error
 
-    def is_in_place(self, index: int, payload: memoryview) -> bool:
-        """Whether a chunk of a GET was opened where the client wants it."""
-        return index < len(self._shared) and self._shared[index] is payload
+    def in_place(self, chunks: Sequence[Chunk]) -> list[int]:
+        """Which chunks of a GET were opened where the client wants them."""
+        shared = self._shared
+        return [index for index, payload in chunks if index < len(shared) and shared[index] is payload]
 
     def delivery(self, chunks: Sequence[Chunk]) -> _Frames:
         return _Frames(self, chunks)
@@ -200,8 +201,9 @@ class _Frames:
 
     def __init__(self, exchange: Exchange, chunks: Sequence[Chunk]) -> None:
         self._exchange = exchange
-        opened = [index for index, payload in chunks if exchange.is_in_place(index, payload)]
-        travelling = [(index, payload) for index, payload in chunks if not exchange.is_in_place(index, payload)]
+        opened = exchange.in_place(chunks)
+        there = set(opened)
+        travelling = [chunk for chunk in chunks if chunk[0] not in there] if len(opened) < len(chunks) else []
         before = [frame_bytes(Kind.OPENED, exchange.request_id, Opened(opened))] if opened else []
         self._outgoing = data_frames(exchange.request_id, travelling, before)
         self._nbytes = sum(len(payload) for _, payload in travelling)

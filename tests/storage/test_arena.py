@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import pickle
+import resource
 from itertools import pairwise
 
 import pytest
@@ -195,6 +196,17 @@ def test_R35_memory_is_anonymous_prepared_in_pieces_and_keeps_its_content() -> N
     if "touch" not in arena.memory.refusals:
         assert arena.memory.prepared_bytes == arena.capacity_bytes
     assert "dd" in _vm_flags(arena.region.address), "plaintext would go into core dumps"
+
+
+def test_R35_opening_an_arena_costs_the_same_whatever_its_size() -> None:
+    """A start does not wait for its memory: nothing is touched until it is prepared or used."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    arena = Arena(2 << 30)
+    arena.split(1 << 30)
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    assert faults < 200, "2 GiB are 1024 huge pages, or half a million small ones"
+    assert arena.memory.prepared_bytes == 0
+    arena.close()
 
 
 def test_memory_that_cannot_be_locked_is_used_unlocked(monkeypatch: pytest.MonkeyPatch) -> None:

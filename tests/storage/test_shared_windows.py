@@ -90,6 +90,28 @@ def test_what_is_claimed_is_inside_and_overlaps_nothing(asked: list[tuple[int, i
     window.close()
 
 
+@given(st.lists(st.integers(-10, PAGE + 10), max_size=6), st.integers(-2, 900), st.booleans())
+def test_many_parts_at_once_are_claimed_as_one_by_one(offsets: list[int], nbytes: int, ascending: bool) -> None:
+    asked = sorted(offsets) if ascending else offsets
+    outcomes: list[object] = []
+    for many in (True, False):
+        window = SharedWindow(PAGE)
+        window.claim(PAGE - 1, 1) if len(asked) % 2 else None
+        try:
+            views = window.claim_all(asked, nbytes) if many else [window.claim(offset, nbytes) for offset in asked]
+            for number, view in enumerate(views, 1):
+                view[:] = bytes([number]) * nbytes
+            outcomes.append((len(views), [len(view) for view in views]))
+        except ValueError as error:
+            outcomes.append(str(error))
+        window.unclaim()
+        with window.claim(0, PAGE) as whole:
+            outcomes.append(bytes(whole))
+        window.close()
+        assert window.closed
+    assert outcomes[:2] == outcomes[2:]
+
+
 def test_law_7_a_window_stays_while_a_view_of_it_is_left() -> None:
     window = SharedWindow(PAGE)
     view = window.claim(0, 20)[:10]
