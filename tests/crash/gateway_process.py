@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -24,6 +25,8 @@ class GatewayProcess:
         chosen = {"SERVER__HTTP": "", "STAGING__BYTES": 16 * 1024 * 1024} | settings
         self._environment = own | {f"KVGW__{name}": str(value) for name, value in chosen.items()}
         self._process: subprocess.Popen[bytes] | None = None
+        self.prelude = ""
+        """Python that runs in the process before the gateway does."""
 
     @property
     def socket(self) -> Path:
@@ -31,9 +34,12 @@ class GatewayProcess:
 
     def start(self) -> Self:
         """Start, and return when it takes connections."""
+        program = [str(Path(sys.executable).with_name("kvgw"))]
+        if self.prelude:
+            program = [sys.executable, "-c", f"{self.prelude}\nfrom kvgw.cli import main\nmain()"]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [str(Path(sys.executable).with_name("kvgw")), "serve", "--data", str(self.data)],
+                [*program, "serve", "--data", str(self.data)],
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -52,6 +58,18 @@ class GatewayProcess:
             self._process.kill()
             self._process.wait(STOP_S)
             self._process = None
+
+    def pause(self) -> bool:
+        """Freeze it: its connections stay open, and nothing answers. False: it does not run now."""
+        if self._process is None:
+            return False
+        self._process.send_signal(signal.SIGSTOP)
+        return True
+
+    def resume(self) -> None:
+        """Let it go on, if nobody has ended it meanwhile."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
 
     def stop(self) -> int:
         """End it in order; its exit code."""

@@ -74,7 +74,7 @@ IDS: dict[str, tuple[str, str]] = {
     "Q14": ("P", "Slow and silent peers hold nothing that others need."),
     "Q15": ("P", "A tenant that fills staging leaves the others their share."),
     "S01": ("P", "A crash at any call of a PUT."),
-    "S02": ("P", "A crash or failure at any call of a deletion, expiry, shred or rotation."),
+    "S02": ("P", "A crash or failure at any call of a deletion, expiry, shred, rotation or migration."),
     "S03": ("P", "An error at any call to the file system leaves nothing."),
     "S04": ("P", "Power lost: whatever order the disk kept, what was acknowledged is whole."),
     "S05": ("N", "A gateway killed again and again under load loses nothing it acknowledged."),
@@ -198,7 +198,6 @@ CASES: dict[str, str] = {
 NOT_TRIED: dict[str, str] = {
     "R29": "kvgw reads and writes through the page cache, so that direct I/O cannot fail it.",
     "R49": "The size of SQLite's log is bounded, and no metric.",
-    "R59": "An S3 that refuses old dates is not simulated.",
     "R77": "Throughput under a quota is not measured.",
 }
 """What of a case no test tries, and why."""

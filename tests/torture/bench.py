@@ -160,15 +160,20 @@ class Bench:
         self.plan.armed = armed
         async with faulty(self.settings, self.data, self.clock, self.plan, self.s3) as gateway:
             self.plan.armed = False
-            self._house = House(gateway, "embedded", None, gateway.first_token or "", self.clock)
-            try:
-                yield
-            finally:
-                self.plan.armed = False
-                await self._house.aclose()
-                self._house = None
-                self._registered.clear()
-                self._clients.clear()
+            async with self.reached(gateway) as self._house:
+                try:
+                    yield
+                finally:
+                    self.plan.armed = False
+                    await self._house.aclose()
+                    self._house = None
+                    self._registered.clear()
+                    self._clients.clear()
+
+    @asynccontextmanager
+    async def reached(self, gateway: Opened) -> AsyncIterator[House]:
+        """How clients reach the gateway: in its own process, unless a bench says otherwise."""
+        yield House(gateway, "embedded", None, gateway.first_token or "", self.clock)
 
     async def speak(self, namespace: str) -> tuple[Client, Registered]:
         """A client of a namespace that has registered its format."""

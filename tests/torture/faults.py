@@ -18,7 +18,7 @@ from uuid import UUID, uuid4
 
 from storage.errors import BlobDamaged, BlobMissing, TierUnavailable
 from storage.tier import BlobInfo, Tier, check_name
-from tenancy.engine import Adds, Database, nothing_known
+from tenancy.engine import Database, Ends, anything
 from tenancy.errors import CatalogUnavailable, KeyUnavailable
 from tenancy.keys.keystore import KeyStore, KeyVersions
 from tenancy.sight import NO_TENANT, Sight
@@ -152,10 +152,13 @@ async def _through(
     if kind is Kind.CANCEL:
         plan.cancel()
         return await do()
-    if kind in (Kind.LOST_ANSWER, Kind.CANCEL_AFTER, Kind.EXIT_AFTER):
-        result = await do()
-        if kind is Kind.EXIT_AFTER:
+    if kind is Kind.EXIT_AFTER:
+        try:
+            await do()
+        finally:  # one that failed by itself is over too: a loop must not take it for a call that never came
             os._exit(EXIT_CODE)
+    if kind in (Kind.LOST_ANSWER, Kind.CANCEL_AFTER):
+        result = await do()
         if kind is Kind.CANCEL_AFTER:
             plan.cancel()
             await asyncio.sleep(0)
@@ -220,9 +223,9 @@ class FaultyDatabase:
         self._plan = plan
 
     async def write(
-        self, body: Callable[[Any], Result], sight: Sight = NO_TENANT, adds: Adds[Result] = nothing_known
+        self, body: Callable[[Any], Result], sight: Sight = NO_TENANT, ends: Ends[Result] = anything
     ) -> Result:
-        return await self._through("catalog.write", lambda: self._inner.write(body, sight, adds))
+        return await self._through("catalog.write", lambda: self._inner.write(body, sight, ends))
 
     async def read(self, body: Callable[[Any], Result], sight: Sight = NO_TENANT) -> Result:
         return await self._through("catalog.read", lambda: self._inner.read(body, sight))

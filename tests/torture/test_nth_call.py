@@ -26,6 +26,8 @@ from tests.torture.scenarios import SCENARIOS, Scenario, stock
 pytestmark = pytest.mark.timeout(300)
 
 CALLS_MAX = 400
+LEAST = 8
+"""Even the shortest scenario, reading, makes so many calls."""
 STRIDE = 6
 """In the ordinary run every so manieth call, each with another kind of fault; all of all among the slow tests."""
 ENDS = (Kind.EXIT, Kind.EXIT_AFTER)
@@ -126,7 +128,9 @@ def test_S01_S02_a_fault_at_some_calls_breaks_no_law(stocked: Stocked, quick: Pa
 @pytest.mark.parametrize("kind", ANYWHERE)
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_S01_S02_a_fault_at_any_call_breaks_no_law(stocked: Stocked, quick: Path, name: str, kind: Kind) -> None:
-    assert loop(stocked, quick, SCENARIOS[name], (kind,), 1) >= 10
+    met = loop(stocked, quick, SCENARIOS[name], (kind,), 1)
+    print(f"S01/S02: {name}, {kind}: met at each of {met} calls")
+    assert met >= LEAST
 
 
 # The start and the end of a gateway
@@ -226,4 +230,6 @@ def test_S01_S02_a_process_that_ends_at_some_calls_breaks_no_law(
 def test_S01_S02_a_process_that_ends_at_any_call_breaks_no_law(
     stocked: Stocked, quick: Path, nursery: Nursery, name: str, kind: Kind
 ) -> None:
-    assert exits(stocked, quick, nursery, name, (kind,), 1) >= 10
+    met = exits(stocked, quick, nursery, name, (kind,), 1)
+    print(f"S01/S02: {name}, {kind}: met at each of {met} calls")
+    assert met >= LEAST

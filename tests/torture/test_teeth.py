@@ -66,8 +66,8 @@ BITES = {
     ),
     "a cancelled caller does not wait for its thread": Bite(
         "kvgw/runtime.py",
-        "        except asyncio.CancelledError as error:\n            cancelled = error\n",
-        "        except asyncio.CancelledError as error:\n            raise error\n",
+        "                cancelled, self._waiter = error, self._loop.create_future()\n",
+        "                raise error\n",
         "tests/torture/test_laws.py::test_a_worker_threads_memory_is_its_own_until_it_has_finished",
         "law 7: memory was given back",
     ),

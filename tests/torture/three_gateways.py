@@ -2,8 +2,9 @@
 
     python -m tests.torture.three_gateways [--seconds 300] [--kill-every 20] [--seed N] [--json FILE]
 
-Workers put, read and delete through whichever gateway chance picks, and know what was acknowledged. One gateway is
-killed (SIGKILL) every `--kill-every` seconds and started again; the second time its disk is emptied before that.
+Workers put, match, read and delete through whichever gateway chance picks, and know what was acknowledged. One gateway
+is killed (SIGKILL) every `--kill-every` seconds and started again; the second time its disk is emptied before that.
+Between kills one is frozen (SIGSTOP) for longer and shorter than the lease of what it remembers.
 
 What must hold: no wrong bytes; what was acknowledged as in S3 is readable through every gateway at once and at the end;
 what was deleted or has expired is readable through none from then on; counters equal rows; nothing stays to be written,
@@ -47,6 +48,8 @@ CONTENTS = 300
 SHORT_TTL_S = 2.0
 SETTLE_S = 120.0
 PAUSE_S = 0.02
+FREEZE_S = 2.0
+"""Gateways are frozen for at most so long: less than the deadline of a read."""
 READ_S, WRITE_S = 5.0, 10.0
 FINAL_BATCH = 32
 
@@ -130,6 +133,7 @@ class Worker:
             await self._put(gateway, client, registered)
         elif dice < 0.85:
             keys = self._rng.sample(self._mine, min(len(self._mine), self._rng.randint(1, 4)))
+            self._ledger.counts["matched keys"] += (await client.match(registered, keys)).count
             await self._read(gateway, client, registered, keys)
         else:
             await self._delete(gateway, client, registered)
@@ -194,6 +198,11 @@ class Worker:
         )
 
     async def _check_gone(self, gateway: str, client: Client, registered: Registered, key: bytes, when: str) -> None:
+        # Every gateway is asked: each remembers for itself.
+        matches = await asyncio.gather(*(one.match(registered, [key]) for _, one in self._clients))
+        for (name, _), match in zip(self._clients, matches, strict=True):
+            if match.count:
+                self._ledger.breach("matched after its end", f"{key!r} through {name} {when}")
         found = await read(client, registered, [key])
         self._ledger.counts["reads of what is gone"] += 1
         if found is not None and found[0] is not None:
@@ -258,6 +267,7 @@ class Torture:
                 for worker in workers:
                     group.create_task(worker.run(ends))
                 group.create_task(self._kill_now_and_then(ends))
+                group.create_task(self._freeze_now_and_then(ends))
             settled_s = await self._settle(shared)
             registered = await clients[0][1].register(format_of(CHUNK_BYTES))
             await self._look_at_everything(clients, registered)
@@ -294,6 +304,15 @@ class Torture:
                 shutil.rmtree(self._folder / name / "data" / "nvme")
                 self.ledger.counts["disks emptied"] += 1
             await asyncio.to_thread(self.gateways[name].start)
+
+    async def _freeze_now_and_then(self, ends: float) -> None:
+        while time.monotonic() + 2 * FREEZE_S < ends:
+            await asyncio.sleep(FREEZE_S * self._rng.random())
+            gateway = self.gateways[self._rng.choice(NAMES)]
+            if gateway.pause():
+                self.ledger.counts["freezes"] += 1
+                await asyncio.sleep(FREEZE_S * self._rng.random())
+                gateway.resume()
 
     async def _settle(self, shared: Footing) -> float:
         """Wait until nothing is left to be done; how long it took."""
