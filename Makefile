@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 TORCH_INDEX ?=
-WORKERS ?= 2
+WORKERS ?= 3
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
 ATTACK_ARGS ?=
@@ -11,6 +11,7 @@ FUZZ_ARGS ?=
 FUZZ_SECONDS ?= 60
 TORTURE_ARGS ?=
 SCALE_ARGS ?=
+SIMULATION_ARGS ?= --seeds 200
 SOAK_ARGS ?=
 PEERS_ARGS ?=
 ROUNDS ?= 9
@@ -41,7 +42,7 @@ STACK := KVGW_COMPOSE_SECRETS='$(COMPOSE_SECRETS)' KVGW_COMPOSE_MINIO_PORT=$(MIN
 	KVGW_COMPOSE_POSTGRES_PORT=$(POSTGRES_PORT) $(COMPOSE)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-engines test test-all test-engines test-sglang test-lmcache test-vllm-tier soak attacks fuzz torture torture-slice torture-long torture-gateways bench-gateways bench-peers demo demo-vllm lint types docs clean compose-up compose-test compose-down
+.PHONY: help setup setup-engines test test-all test-engines test-sglang test-lmcache test-vllm-tier soak attacks fuzz torture torture-slice torture-long simulation torture-gateways bench-gateways bench-peers demo demo-vllm lint types docs clean compose-up compose-test compose-down
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -132,6 +133,9 @@ torture-slice: $(STAMP) ## Three minutes of it
 
 torture-long: $(STAMP) ## Three hours of it
 	$(BIN)/python -m tests.torture.run --seconds 10800 $(JSON:%=--json '%') $(TORTURE_ARGS)
+
+simulation: $(STAMP) ## Gateways, disks, S3 and catalog on a virtual clock, everything from a seed; SIMULATION_ARGS='7' shows seed 7
+	$(BIN)/python -m tests.simulation $(SIMULATION_ARGS)
 
 torture-gateways: $(STAMP) ## Five minutes of three gateways over one PostgreSQL and one S3, one killed every 20 s
 	$(BIN)/python -m tests.torture.three_gateways $(TORTURE_ARGS)

@@ -72,7 +72,7 @@ def metrics_page() -> str:
         "| metric | kind | labels | what |",
         "|---|---|---|---|",
     ]
-    for name, kind, labels, what in sorted(metric_rows(Metrics())):
+    for name, kind, labels, what in sorted(set(metric_rows(Metrics()))):
         rows.append(f"| `{name}` | {kind} | {', '.join(f'`{label}`' for label in labels)} | {_cell(what)} |")
     return METRICS_HEAD + "\n" + "\n".join(rows) + "\n"
 
@@ -80,7 +80,7 @@ def metrics_page() -> str:
 def metric_rows(metrics: Metrics) -> Iterator[tuple[str, str, tuple[str, ...], str]]:
     """Name in a scrape, kind, labels and help of each metric."""
     for collector in vars(metrics).values():
-        if isinstance(collector, MetricWrapperBase):
+        if isinstance(collector, MetricWrapperBase) and not collector._labelvalues:  # else one series of a metric
             for family in collector.describe():
                 name = f"{family.name}_total" if family.type == "counter" else family.name
                 # The library has no public way to ask a metric for its label names.
