@@ -83,7 +83,7 @@ class Laws:
             "gone but in use": now.gone_bytes,
             "lingering": now.lingering,
             "waiters": now.waiters,
-            "handlers": len(node.process.handlers) if node.process else 0,
+            "handlers": len(node.process.handlers) - 1 if node.process else 0,  # this look is one
             "PUTs at work": int(opened.rooms.outbox.foreground),
         }
         if any(held.values()):
@@ -134,7 +134,7 @@ class Laws:
         questions = {
             "reservations": "SELECT count(*) FROM reservation",
             "chunks that are to go": "SELECT count(*) FROM chunk WHERE state <> 'live'",
-            "placements that are not done": "SELECT count(*) FROM placement WHERE state <> 'ok'",
+            "placements that are not done": "SELECT count(*) FROM placement WHERE state NOT IN ('ok', 'quarantined')",
             "deletion jobs": "SELECT count(*) FROM deletion_job WHERE state <> 'done'",
         }
         return {what: int(self._rows(statement)[0][0]) for what, statement in questions.items()}
