@@ -1,7 +1,7 @@
 """What a commit does with each of its chunks: a row of its own, another's bytes, or nothing. Reads, changes nothing.
 
-Equal content is stored once, within one key epoch and where it is as durable as was asked; of two writers of one key
-the first wins.
+Equal content is stored once, within one key epoch and where it is as durable as was asked; of two copies the more
+durable one stays, of two writers of one key the first wins.
 """
 
 from __future__ import annotations
@@ -10,17 +10,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import Connection, Select, bindparam, literal_column, select
+from sqlalchemy import Connection, Select, bindparam, exists, literal_column, select
 
 from tenancy.births import Batch, NewChunk
 from tenancy.model import FoundChunk, Node, suffices
 from tenancy.prepared import KeyStatement, Parameters, bound, owner
-from tenancy.schema import chunk
+from tenancy.schema import chunk, placement
 from tenancy.visible import reachable_content
 
 
 def _live(contents: Parameters) -> Select[Any]:
-    return select(chunk.c.chunk_id, chunk.c.blob_id).where(
+    on_a_disk = exists(
+        select(1).where(
+            *bound(placement),
+            placement.c.blob_id == chunk.c.blob_id,
+            placement.c.tier == literal_column("'nvme'"),
+            placement.c.state == literal_column("'ok'"),
+        )
+    )
+    return select(chunk.c.chunk_id, chunk.c.blob_id, on_a_disk).where(
         *bound(chunk),
         chunk.c.format_id == bindparam("format"),
         chunk.c.epoch == bindparam("epoch"),
@@ -44,7 +52,8 @@ class Plan:
     conflict: frozenset[int]
     discarded: list[bytes]
     replaced: list[tuple[bytes, bytes]]
-    """(old, new) blob ids of equal content, where the new one is more durable or the old one unreachable."""
+    """(old, new) blob ids of equal content, where the new one is more durable, or the old one is unreachable from here
+    and not more durable."""
 
 
 def plan_commit(
@@ -59,8 +68,12 @@ def plan_commit(
         there = _live_content(connection, batch, epoch, contents)
         if not there:
             continue
-        live |= {(epoch, content): blob_id for content, blob_id in there}
-        known = [content for content, _ in there]
+        live |= {(epoch, content): blob_id for content, blob_id, _ in there}
+        if not suffices(batch.durability, "nvme"):
+            # What another node's disk has was promised (law 8): it is not given up for a copy that promises nothing.
+            # Should that node be gone for good, it is forgotten, and with it what only it had.
+            strong |= {(epoch, content): blob_id for content, blob_id, on_a_disk in there if on_a_disk}
+        known = [content for content, *_ in there]
         reachable = reachable_content(connection, batch.scope, batch.format_id, epoch, known, node)
         for content, (blob_id, durability) in reachable.items():
             if suffices(durability, batch.durability):
@@ -102,6 +115,9 @@ def _split_taken(
 
 def _live_content(
     connection: Connection, batch: Batch, epoch: int, contents: Sequence[bytes]
-) -> list[tuple[bytes, bytes]]:
+) -> list[tuple[bytes, bytes, bool]]:
+    """Content, blob and whether any node's disk has it, of the live chunks with these contents."""
     values = {**owner(batch.scope), "format": batch.format_id, "epoch": epoch}
-    return [(content, blob_id) for content, blob_id in LIVE.rows(connection, values, contents)]
+    return [
+        (content, blob_id, bool(on_a_disk)) for content, blob_id, on_a_disk in LIVE.rows(connection, values, contents)
+    ]

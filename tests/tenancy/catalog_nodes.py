@@ -94,6 +94,37 @@ class CatalogNodes(BenchSuite):
             blobs = [here.blobs["a"], staged.blobs["b"], there.blobs["c"]]
             assert await bench.catalog.on_disk(bench.scope, blobs) == {here.blobs["a"]}
 
+    # Equal content on two nodes
+
+    @aio
+    async def test_law_8_what_a_disk_has_is_not_given_up_for_another_nodes_staged_copy(self) -> None:
+        async with self.bench() as bench:
+            await introduce(bench)
+            promised = await bench.put("a", contents=["same"], durability="nvme")
+            for key in ("b", "a"):
+                await bench.put(key, contents=["same"], node=ELSEWHERE, durability="staged")
+            assert (await bench.chunks())[promised.blobs["a"]] == "live"
+            await bench.catalog.lose_unplaced(bench.scope, bench.now)
+            assert (await bench.see("a"))["a"].blob_id == promised.blobs["a"], "the other node may lose what it had"
+            assert (await bench.usage()).objects == 1
+
+    @aio
+    async def test_another_node_that_stores_it_for_good_has_it_from_then_on(self) -> None:
+        async with self.bench() as bench:
+            await introduce(bench)
+            await bench.put("a", contents=["same"], durability="nvme")
+            other = await bench.put("b", contents=["same"], node=ELSEWHERE, durability="nvme")
+            assert (await bench.see("b", node=ELSEWHERE))["b"].blob_id == other.blobs["b"]
+
+    @aio
+    async def test_a_gone_nodes_content_can_be_stored_anew_when_it_is_forgotten(self) -> None:
+        async with self.bench() as bench:
+            await introduce(bench)
+            await bench.put("a", contents=["same"], node=ELSEWHERE, durability="nvme")
+            await forget(bench)
+            anew = await bench.put("b", contents=["same"], durability="staged")
+            assert (await bench.see("b"))["b"].blob_id == anew.blobs["b"]
+
     # Forgetting
 
     @aio
