@@ -72,7 +72,7 @@ def metrics_page() -> str:
         "| metric | kind | labels | what |",
         "|---|---|---|---|",
     ]
-    for name, kind, labels, what in sorted(set(metric_rows(Metrics()))):
+    for name, kind, labels, what in sorted(metric_rows(Metrics())):
         rows.append(f"| `{name}` | {kind} | {', '.join(f'`{label}`' for label in labels)} | {_cell(what)} |")
     return METRICS_HEAD + "\n" + "\n".join(rows) + "\n"
 

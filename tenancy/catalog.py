@@ -225,37 +225,11 @@ class Catalog(Registrar, Records, Presence, Inspections):
             ends_nothing,
         )
 
-    async def finish_writes(self, scope: Scope, done: Sequence[DueWrite], now_ms: int) -> set[bytes]:
-        return await self._database.write(
-            partial(placements.finish_writes, scope=scope, node=self.node, done=done, now_ms=now_ms),
-            Sight(scope.tenant),
-            ends_nothing,
-        )
-
-    async def postpone_writes(self, scope: Scope, failed: Sequence[tuple[DueWrite, int]]) -> None:
-        await self._database.write(
-            partial(placements.postpone_writes, scope=scope, node=self.node, failed=failed),
-            Sight(scope.tenant),
-            ends_nothing,
-        )
-
-    async def drop_writes(self, scope: Scope, lost: Sequence[DueWrite], now_ms: int) -> list[bytes]:
-        return await self._database.write(
-            partial(placements.drop_writes, scope=scope, node=self.node, lost=lost, now_ms=now_ms),
-            Sight(scope.tenant),
-            ends_untold,
-        )
-
     async def settle_writes(self, scope: Scope, ended: Endings, claim: Claim | None, now_ms: int) -> Turn:
         return await self._database.write(
             lambda connection: placements.settle_writes(connection, scope, self.node, ended, claim, now_ms),
             Sight(scope.tenant),
             ends_untold if ended.lost else ends_nothing,
-        )
-
-    async def outstanding(self, scope: Scope, blob_ids: Sequence[bytes]) -> set[bytes]:
-        return await self._database.read(
-            partial(placements.outstanding, scope=scope, blob_ids=blob_ids), Sight(scope.tenant)
         )
 
     async def outbox_length(self, scope: Scope) -> dict[str, tuple[int, int, int]]:

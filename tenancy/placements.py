@@ -57,8 +57,8 @@ class Endings:
 class Turn:
     """Answer of `settle_writes`."""
 
-    unneeded: bool
-    """There are bytes that wait for the sweep: of writes that are not wanted any more, or of chunks that were lost."""
+    unneeded: frozenset[bytes]
+    """Blobs whose bytes wait for the sweep: of writes that are not wanted any more, or of chunks that were lost."""
     settled: frozenset[bytes]
     """Those of the blobs that have no write left: staging may evict them."""
     due: list[DueWrite]
@@ -173,7 +173,7 @@ def settle_writes(
     due: list[DueWrite] = []
     if claim is not None:
         due = claim_due(connection, scope, node, claim.tier, claim.lease_until_ms, now_ms, claim.limit, claim.bytes_max)
-    return Turn(bool(unwanted or dropped), settled, due)
+    return Turn(frozenset(unwanted) | frozenset(dropped), settled, due)
 
 
 def outbox_length(connection: Connection, scope: Scope) -> dict[str, tuple[int, int, int]]:

@@ -191,8 +191,9 @@ class WriteBack:
         The time of all, waiting for their turns included, ends before their lease does: no write outlives its claim.
         """
         outcomes: dict[bytes, bool | None] = {}
-        small = [one for one in due if tier == "nvme" and one.length <= SMALL_BYTES]
-        large = [one for one in due if one not in small]
+        small_bytes = SMALL_BYTES if tier == "nvme" else 0
+        small = [one for one in due if one.length <= small_bytes]
+        large = [one for one in due if one.length > small_bytes]
         try:
             async with asyncio.timeout(WRITE_SECONDS), asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._write_groups(tier, small, outcomes))

@@ -12,6 +12,7 @@ from kvgw.maintenance.evict import HIGH_WATER, LOW_WATER
 from kvgw.maintenance.writeback import CONCURRENT, LEASE_MS, WRITE_SECONDS
 from kvgw.model import Durability, PutOutcome
 from storage.errors import TierMisconfigured, TierUnavailable
+from tenancy.placements import Endings
 from tests.kvgw.maintenance_bench import MIB, FlakyTier, Works, settings, works
 from tests.support.aio import aio
 from tests.support.gateways import keys_of
@@ -117,7 +118,8 @@ async def test_a_lease_outlives_its_write(tmp_path: Path) -> None:
         await one.wait(LEASE_MS / 1000 + 0.001)
         await one.crew.drain_everywhere()
         assert len(s3.names) == 1, "the other died"
-        assert await one.rooms.catalog.finish_writes(one.scope, taken, one.rooms.time.now_ms()) == set()
+        turn = await one.rooms.catalog.settle_writes(one.scope, Endings(taken), None, one.rooms.time.now_ms())
+        assert turn.unneeded == frozenset()
 
 
 @aio

@@ -19,7 +19,7 @@ from tenancy.births import Batch, NewChunk
 from tenancy.catalog import Catalog
 from tenancy.formats import FormatDescription
 from tenancy.model import Node, Scope, Usage
-from tenancy.placements import DueWrite
+from tenancy.placements import DueWrite, Endings, Turn
 from tenancy.policy import Policy
 from tenancy.putting import Committed, Reserved
 from tenancy.registry import KeyRow
@@ -221,6 +221,18 @@ class Bench:
 
     async def claim(self, tier: str, *, node: Node = HERE, lease_ms: int = 1000, limit: int = 100) -> list[DueWrite]:
         return await self.on(node).claim_due(self.scope, tier, self.now + lease_ms, self.now, limit)
+
+    async def end(
+        self,
+        *,
+        done: Sequence[DueWrite] = (),
+        failed: Sequence[tuple[DueWrite, int]] = (),
+        lost: Sequence[DueWrite] = (),
+        node: Node = HERE,
+    ) -> frozenset[bytes]:
+        """Write down how writes ended; blobs that nobody needs any more."""
+        turn: Turn = await self.on(node).settle_writes(self.scope, Endings(done, failed, lost), None, self.now)
+        return turn.unneeded
 
     async def sweep(self, *, node: Node = HERE) -> int:
         """Delete and purge whatever may be deleted now; how many chunks went."""

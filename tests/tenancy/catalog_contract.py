@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tenancy.errors import NamespaceUnknown, ReservationExpired
-from tenancy.placements import DueWrite
+from tenancy.placements import DueWrite, Endings
 from tenancy.policy import Policy
 from tenancy.schema import entry, entry_label, namespace, owned, placement, quota
 from tenancy.sweep import DoomedPlacement
@@ -162,7 +162,7 @@ class CatalogContract(BenchSuite):
             due = await bench.claim("s3", node=ELSEWHERE)
             assert [one.blob_id for one in due] == [put.blobs["a"]]
             assert due[0].sources == {"nvme"}
-            assert await bench.on(ELSEWHERE).finish_writes(bench.scope, due, NOW) == set()
+            assert await bench.end(done=due, node=ELSEWHERE) == frozenset()
             found = await bench.see("a")
             assert (found["a"].at_home, found["a"].on_nvme, found["a"].on_s3) == (False, False, True)
 
@@ -228,7 +228,7 @@ class CatalogContract(BenchSuite):
     async def test_what_write_back_has_made_durable_is_durable(self) -> None:
         async with self.bench() as bench:
             await bench.put("a", durability="staged")
-            await bench.catalog.finish_writes(bench.scope, await bench.claim("nvme"), NOW)
+            await bench.end(done=await bench.claim("nvme"))
             assert (await bench.put("a", durability="nvme")).reserved.have == {0}
             assert (await bench.put("a", durability="s3")).reserved.wanted == (0,)
             assert (await bench.see("a"))["a"].durability == "s3"
@@ -270,7 +270,7 @@ class CatalogContract(BenchSuite):
             again = await bench.put("d")
             assert (again.reserved.wanted, again.reserved.over_quota) == ((), {0})
             assert (await bench.put("a", "d")).reserved.have == {0}
-            await bench.catalog.finish_writes(bench.scope, await bench.claim("s3"), NOW)
+            await bench.end(done=await bench.claim("s3"))
             await bench.delete("a")
             assert (await bench.put("d")).reserved.over_quota == {0}, "charged until the bytes are gone"
             await bench.sweep()
@@ -404,6 +404,10 @@ class CatalogContract(BenchSuite):
         batch = bench.batch(keys, label_macs=(name("x"), name("y")))
         chunks = [bench.new_chunk(at, key, written=frozenset({"nvme"})) for at, key in enumerate(keys)]
         blobs = [one.blob_id for one in chunks]
+
+        def settled(ended: Endings) -> Awaitable[Any]:
+            return catalog.settle_writes(bench.scope, ended, None, NOW)
+
         steps: dict[str, Callable[[], Awaitable[Any]]] = {
             "reserve": lambda: catalog.reserve(batch, b"r" * 16, NOW + 1000, NOW),
             "commit": lambda: catalog.commit(batch, b"r" * 16, chunks, NOW),
@@ -412,10 +416,9 @@ class CatalogContract(BenchSuite):
             "extend": lambda: catalog.extend(bench.scope, 1, names, None, NOW),
             "hits": lambda: catalog.record_hits(bench.scope, [(1, key, 1, NOW) for key in names]),
             "claim": lambda: catalog.claim_due(bench.scope, "s3", NOW + 1000, NOW, count),
-            "outstanding": lambda: catalog.outstanding(bench.scope, blobs),
-            "postpone": lambda: catalog.postpone_writes(bench.scope, [(one, NOW) for one in due]),
+            "postpone": lambda: settled(Endings(failed=[(one, NOW) for one in due])),
             "claim again": lambda: catalog.claim_due(bench.scope, "s3", NOW + 1000, NOW, count),
-            "finish": lambda: catalog.finish_writes(bench.scope, due, NOW),
+            "finish": lambda: settled(Endings(done=due)),
             "evict": lambda: catalog.evict_nvme(bench.scope, blobs, NOW),
             "doomed": lambda: catalog.doomed(bench.scope, "nvme", NOW, count),
             "purge": lambda: catalog.purge(
@@ -423,7 +426,7 @@ class CatalogContract(BenchSuite):
             ),
             "promote": lambda: catalog.promote(bench.scope, blobs, NOW),
             "claim to drop": lambda: catalog.claim_due(bench.scope, "nvme", NOW + 1000, NOW, count),
-            "drop": lambda: catalog.drop_writes(bench.scope, due, NOW),
+            "drop": lambda: settled(Endings(lost=due)),
             "delete": lambda: catalog.delete_keys(bench.scope, 1, names, NOW),
         }
         sent: dict[str, int] = {}

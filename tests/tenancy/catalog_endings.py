@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tenancy.placements import Endings
 from tenancy.schema import entry, owned, reservation, tombstone
 from tenancy.sweep import DoomedPlacement
 from tests.support.aio import aio
@@ -26,7 +27,7 @@ async def tombstones(bench: Bench) -> dict[bytes, str]:
 
 async def settle(bench: Bench, tier: str = "s3") -> None:
     """Write back everything that is due in a tier."""
-    assert await bench.catalog.finish_writes(bench.scope, await bench.claim(tier), bench.now) == set()
+    assert await bench.end(done=await bench.claim(tier)) == frozenset()
 
 
 class CatalogEndings(BenchSuite):
@@ -96,7 +97,7 @@ class CatalogEndings(BenchSuite):
             states = await bench.states()
             assert states[put.blobs["a"], "s3", ""] == "doomed"
             assert await bench.catalog.doomed(bench.scope, "s3", NOW + 999, 10) == []
-            assert await bench.catalog.finish_writes(bench.scope, due, NOW) == {put.blobs["a"]}, "no longer wanted"
+            assert await bench.end(done=due) == {put.blobs["a"]}, "no longer wanted"
             assert len(await bench.catalog.doomed(bench.scope, "s3", NOW + 1000, 10)) == 1
             bench.now = NOW + 1000
             assert await bench.sweep() == 1
@@ -108,7 +109,7 @@ class CatalogEndings(BenchSuite):
             await bench.put("a")
             due = await bench.claim("s3")
             await bench.delete("a")
-            assert await bench.catalog.drop_writes(bench.scope, due, NOW) == []
+            assert await bench.end(lost=due) == frozenset()
             assert (await bench.usage()).s3_bytes == SEALED, "charged until it is swept"
             bench.now += 1000
             await bench.sweep()
@@ -180,11 +181,11 @@ class CatalogEndings(BenchSuite):
             bench.now += 1
             taken_over = await bench.claim("s3", node=AFTER_RESTART)
             assert len(taken_over) == 2
-            assert await bench.catalog.finish_writes(bench.scope, due, bench.now) == {one.blob_id for one in due}
-            await bench.catalog.postpone_writes(bench.scope, [(one, bench.now) for one in due])
-            assert await bench.catalog.drop_writes(bench.scope, due, bench.now) == []
+            assert await bench.end(done=due) == {one.blob_id for one in due}
+            await bench.end(failed=[(one, bench.now) for one in due])
+            assert await bench.end(lost=due) == frozenset()
             assert await bench.claim("s3") == [], "who lost the claim can neither finish, postpone nor drop it"
-            assert await bench.on(AFTER_RESTART).finish_writes(bench.scope, taken_over, bench.now) == set()
+            assert await bench.end(done=taken_over, node=AFTER_RESTART) == frozenset()
             assert (await bench.see("a"))["a"].on_s3
 
     @aio
@@ -211,7 +212,7 @@ class CatalogEndings(BenchSuite):
         async with self.bench() as bench:
             await bench.put("a", "b")
             first, second = await bench.claim("s3")
-            await bench.catalog.postpone_writes(bench.scope, [(first, NOW + 500), (second, NOW + 700)])
+            await bench.end(failed=[(first, NOW + 500), (second, NOW + 700)])
             assert await bench.catalog.outbox_length(bench.scope) == {
                 "s3": (2, 2 * SEALED, NOW),
             }
@@ -222,8 +223,9 @@ class CatalogEndings(BenchSuite):
             assert [(one.blob_id, one.attempts) for one in again] == [(first.blob_id, 1)]
             bench.now = NOW + 700
             assert [one.blob_id for one in await bench.claim("s3")] == [second.blob_id]
-            blobs = [first.blob_id, second.blob_id]
-            assert await bench.catalog.outstanding(bench.scope, blobs) == set(blobs)
+            ended = Endings(failed=[(first, NOW + 900), (second, NOW + 900)])
+            turn = await bench.catalog.settle_writes(bench.scope, ended, None, bench.now)
+            assert turn.settled == frozenset(), "they are still to be written"
 
     @aio
     async def test_a_write_without_a_source_is_dropped_and_takes_only_hopeless_entries_along(self) -> None:
@@ -232,7 +234,7 @@ class CatalogEndings(BenchSuite):
             lost = await bench.put("lost", durability="staged", tiers=("s3",))
             due = await bench.claim("s3")
             assert len(due) == 2
-            assert await bench.catalog.drop_writes(bench.scope, due, NOW) == [lost.blobs["lost"]]
+            assert await bench.end(lost=due) == {lost.blobs["lost"]}
             assert set(await bench.see("kept", "lost")) == {"kept"}
             assert await tombstones(bench) == {name("lost"): "lost"}
             assert await bench.states() == {(kept.blobs["kept"], "nvme", "node-a"): "ok"}
@@ -245,13 +247,13 @@ class CatalogEndings(BenchSuite):
         async with self.bench() as bench:
             put = await bench.put("a", "b", node=ELSEWHERE)
             due = await bench.claim("s3", node=ELSEWHERE)
-            await bench.on(ELSEWHERE).finish_writes(bench.scope, due[:1], NOW)
+            await bench.end(done=due[:1], node=ELSEWHERE)
             blob = due[0].blob_id
             assert await bench.catalog.promote(bench.scope, list(put.blobs.values()), NOW) == {blob}, "not without S3"
             assert await bench.catalog.promote(bench.scope, [blob], NOW) == set()
             claimed = await bench.claim("nvme")
             assert [(one.blob_id, one.sources) for one in claimed] == [(blob, {"s3"})]
-            await bench.catalog.finish_writes(bench.scope, claimed, NOW)
+            await bench.end(done=claimed)
             assert len([1 for found in (await bench.see("a", "b")).values() if found.on_nvme]) == 1
 
     @aio

@@ -56,9 +56,9 @@ class CatalogNodes(BenchSuite):
             assert await bench.catalog.own_outbox(bench.other) == {}
             bench.now += 10_000
             due = await bench.claim("s3")
-            await bench.catalog.postpone_writes(bench.scope, [(one, bench.now) for one in due])
+            await bench.end(failed=[(one, bench.now) for one in due])
             assert await bench.catalog.own_outbox(bench.scope) == expected, "tried and failed: as old as before"
-            await bench.catalog.finish_writes(bench.scope, await bench.claim("s3"), bench.now)
+            await bench.end(done=await bench.claim("s3"))
             assert set(await bench.catalog.own_outbox(bench.scope)) == {"nvme"}
 
     @aio
@@ -68,7 +68,7 @@ class CatalogNodes(BenchSuite):
 
             async def claimed(bytes_max: int) -> int:
                 due = await bench.catalog.claim_due(bench.scope, "s3", bench.now + 1, bench.now, 10, bytes_max)
-                await bench.catalog.postpone_writes(bench.scope, [(one, bench.now) for one in due])
+                await bench.end(failed=[(one, bench.now) for one in due])
                 return len(due)
 
             assert [await claimed(bytes_max) for bytes_max in (1, SEALED, 3 * SEALED - 1, 3 * SEALED, 2**40)] == [
@@ -80,7 +80,7 @@ class CatalogNodes(BenchSuite):
         """The lease is for others; of those that share a folder only one can be alive."""
         async with self.bench() as bench:
             blob = (await bench.put("a", durability="staged")).blobs["a"]
-            await bench.catalog.finish_writes(bench.scope, await bench.claim("s3"), bench.now)
+            await bench.end(done=await bench.claim("s3"))
             assert [one.blob_id for one in await bench.claim("nvme")] == [blob]
             assert await bench.claim("nvme") == [], "it is writing it"
             assert [one.blob_id for one in await bench.claim("nvme", node=AFTER_RESTART)] == [blob]
