@@ -154,7 +154,13 @@ class LimitSettings(Struct, frozen=True, forbid_unknown_fields=True):
     requests_per_second: Annotated[int, Meta(ge=0, le=10**6, description="Requests of one tenant a second.")] = 0
     bytes_per_second: Annotated[int, Meta(ge=0, le=2**50, description="Payload bytes of one tenant a second.")] = 0
     concurrent_requests: Annotated[
-        int, Meta(ge=0, le=10**6, description="Requests of one tenant at once on one gateway.")
+        int,
+        Meta(
+            ge=0,
+            le=10**6,
+            description="Requests of one tenant at once on one gateway; matches are let in below half of it, "
+            "PUTs below three quarters.",
+        ),
     ] = 0
 
 

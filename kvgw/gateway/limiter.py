@@ -193,10 +193,12 @@ def _paced(cell: Cell | None, rate: float, now: float) -> Cell | None:
 
 def _refusal(account: _Account, part: float, now: float) -> _Refusal | None:
     allowance = account.allowance
-    if allowance.concurrent_requests and account.inside >= max(1, int(part * allowance.concurrent_requests)):
+    most = max(1, int(part * allowance.concurrent_requests))
+    if allowance.concurrent_requests and account.inside >= most:
         return _Refusal(
             "concurrency",
-            f"{account.inside} requests are being served, and no more may be at once; come again in a moment",
+            f"{account.inside} requests are being served of the {allowance.concurrent_requests} that may be at once; "
+            f"one of this kind is let in below {most}; come again in a moment",
             CROWD_RETRY_SECONDS,
         )
     for cell, what, limit in (

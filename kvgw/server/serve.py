@@ -86,7 +86,7 @@ async def serving(
 async def run(serving_gateway: Serving) -> signal.Signals:
     """Wait for SIGINT or SIGTERM; which one it was. The process is the gateway's: its garbage is collected for that."""
     gc.collect()
-    gc.freeze()  # what is here by now stays: to look at it again and again took a sixteenth of a PUT's time
+    gc.freeze()  # what is here by now stays: each batch would pay for looking at it again
     gc.set_threshold(COLLECT_AFTER, *gc.get_threshold()[1:])
     with stop_signals() as stopped:
         which = await stopped
