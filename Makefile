@@ -131,8 +131,9 @@ torture: $(STAMP) ## Twenty minutes of kills and faults by the thousand, and wha
 torture-slice: $(STAMP) ## Three minutes of it
 	$(BIN)/python -m tests.torture.run --seconds 80 $(JSON:%=--json '%') $(TORTURE_ARGS)
 
-torture-long: $(STAMP) ## Three hours of it
+torture-long: $(STAMP) ## Three hours of it, and 2,000 seeds of the simulation
 	$(BIN)/python -m tests.torture.run --seconds 10800 $(JSON:%=--json '%') $(TORTURE_ARGS)
+	$(BIN)/python -m tests.simulation --seeds 2000 --processes 2
 
 simulation: $(STAMP) ## Gateways, disks, S3 and catalog on a virtual clock, everything from a seed; SIMULATION_ARGS='7' shows seed 7
 	$(BIN)/python -m tests.simulation $(SIMULATION_ARGS)
