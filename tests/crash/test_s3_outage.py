@@ -6,9 +6,10 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -18,6 +19,8 @@ from kvgw.model import Durability, Outcome, PutOutcome
 from kvgw.reports import Registered
 from kvgw.settings import MaintenanceSettings, NvmeSettings, S3Settings, ServerSettings, Settings, StagingSettings
 from kvgw.wiring import Opened, opened
+from storage.errors import TierFull
+from storage.nvme import NvmeTier
 from tests.support.aio import run
 from tests.support.gateways import buffers_for, format_of, keys_of, payloads_of
 from tests.support.seaweed import Seaweed, free_ports
@@ -176,13 +179,20 @@ def test_chunks_come_up_again_from_s3_after_the_nvme_folder_was_wiped(tmp_path: 
             await one.drained()
             return one.blobs()
 
+    def no_room() -> AbstractContextManager[object]:
+        """So that nothing comes up before it was read from S3."""
+        return mock.patch.object(NvmeTier, "put", side_effect=TierFull("there is no room on the disk yet"))
+
     async def read_up() -> None:
-        async with running(chosen, data) as one:
-            assert (await one.get("chunk"))[0] == ["s3"] * 5
+        with no_room():
+            async with running(chosen, data) as one:
+                assert (await one.get("chunk"))[0] == ["s3"] * 5
 
     async def promoted() -> None:
-        async with running(chosen, data) as one:
-            assert (await one.get("chunk"))[0] == ["s3"] * 5, "nothing is in the staging of a new process"
+        async with AsyncExitStack() as stack:
+            with no_room():
+                one = await stack.enter_async_context(running(chosen, data))
+                assert (await one.get("chunk"))[0] == ["s3"] * 5, "nothing is in the staging of a new process"
             deadline = time.monotonic() + 30
             while len(one.blobs()) < 5:
                 assert time.monotonic() < deadline, "not promoted"
