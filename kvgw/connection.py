@@ -38,6 +38,8 @@ class Connection:
         """Payloads are copied to and from the window; otherwise they lie in it where callers put them."""
         self._grows = lends
         """A larger window may be had."""
+        self.rested_at = 0.0
+        """When its last exchange ended, in the event loop's time."""
 
     @classmethod
     async def open(cls, endpoint: Endpoint, token: str | None, tls: ssl.SSLContext | None) -> Connection:

@@ -68,6 +68,14 @@ class Access:
             raise BufferError(_STILL_WRITABLE)
         return view
 
+    def reopen(self) -> memoryview:
+        """Writable again, with what it holds. Raises `BufferError` while a slice of the view is alive."""
+        if self._ended:
+            raise ValueError(_GIVEN_BACK)
+        self._release()
+        self.is_zero = False
+        return self.thaw()
+
     def wipe(self) -> None:
         """`freeze`, then overwrite the slot with zeros in the thread that calls. Raises `BufferError` like `freeze`."""
         self.freeze()
@@ -101,6 +109,10 @@ class Window:
     def freeze(self) -> memoryview:
         """The same bytes read-only, from now on the only way to see them; raises `BufferError`, see `Access.freeze`."""
         return self._access.freeze()
+
+    def reopen(self) -> memoryview:
+        """Writable again after `freeze`, for the next payload of the same operation; what it holds is still there."""
+        return self._access.reopen()
 
     def wipe(self) -> None:
         """Zero the window now, for good: in a worker thread it costs the event loop nothing, and what was just used is

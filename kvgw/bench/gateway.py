@@ -12,7 +12,7 @@ import signal
 import socket
 import struct
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +21,13 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from kvgw.bench.plan import MIB, BenchError, Options, TransportName
+from kvgw.bench.plan import MIB, BenchError, Case, Options, TransportName
 from kvgw.bench.processes import child
 from kvgw.bench.protocol import Failed
 from kvgw.endpoint import Endpoint, TcpEndpoint, UnixEndpoint, parse_endpoint
 from kvgw.errors import KvgwError
-from kvgw.server.serve import run, serving
+from kvgw.server.process import run, settle, stop_signals
+from kvgw.server.serve import serving
 from kvgw.settings import DefaultSettings, ServerSettings, Settings, SharedMemorySettings, StagingSettings
 from storage.errors import StorageError
 from tenancy.errors import TenancyError
@@ -86,18 +87,17 @@ def _settings(options: Options) -> Settings:
     return Settings(
         server=ServerSettings(http="", listen="127.0.0.1:0" if options.transport == "tcp" else ""),
         staging=StagingSettings(bytes=staging, tenants=1),
-        shared_memory=_shared(options),
+        shared_memory=shared_memory(options.transport, options.cases(), options.clients),
         defaults=DefaultSettings(durability="staged"),
     )
 
 
-def _shared(options: Options) -> SharedMemorySettings:
-    """Windows in which every client has its round and its buffers."""
-    if options.transport != "shm":
+def shared_memory(transport: TransportName, cases: Sequence[Case], clients: int) -> SharedMemorySettings:
+    """Windows in which every client has its round and its buffers; none over other transports."""
+    if transport != "shm":
         return SharedMemorySettings(bytes=0)
-    cases = options.cases()
     stored, read = max(case.stored_bytes for case in cases), max(case.call_bytes for case in cases)
-    total = options.clients * (stored + read + 2 * MIB)
+    total = clients * (stored + read + 2 * MIB)
     return SharedMemorySettings(bytes=total, tenant_bytes=total, connection_bytes=stored + MIB)
 
 
@@ -137,7 +137,9 @@ async def _serve(order: GatewayOrder) -> None:
             signal.raise_signal(signal.SIGTERM)
 
         loop.add_reader(sys.stdin.fileno(), input_ended)
-        await run(started)
+        with stop_signals() as stopped:
+            settle()
+            await stopped
 
 
 def main() -> None:
@@ -147,7 +149,7 @@ def main() -> None:
     if not line:
         return
     try:
-        asyncio.run(_serve(msgspec.json.decode(line, type=GatewayOrder)))
+        run(_serve(msgspec.json.decode(line, type=GatewayOrder)))
     except (KvgwError, StorageError, TenancyError) as error:
         _answer(Failed(str(error)))
         sys.exit(1)

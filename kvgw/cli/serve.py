@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import Annotated
 
@@ -11,7 +10,8 @@ import typer
 from kvgw.cli import logs
 from kvgw.cli.options import Config, Data, data_folder, settings_of
 from kvgw.cli.output import console
-from kvgw.server.serve import Serving, serving, stop_signals
+from kvgw.server.process import run, settle, stop_signals
+from kvgw.server.serve import Serving, serving
 from kvgw.settings import Settings
 
 log = logging.getLogger("kvgw.server")
@@ -37,10 +37,11 @@ def serve(
         async with serving(settings, folder, wait_s=wait) as started:
             with stop_signals() as stopped:  # before it says that it is ready
                 _announce(started, settings)
+                settle()
                 await stopped
             log.info("stopping %s", ", ".join(map(str, started.endpoints)))
 
-    asyncio.run(body())
+    run(body())
 
 
 def _announce(started: Serving, settings: Settings) -> None:

@@ -48,19 +48,29 @@ class _Birth:
 
 
 @dataclass(slots=True)
+class _Room:
+    """A window, and what ends it."""
+
+    window: Window
+    ending: AsyncExitStack
+
+
+@dataclass(slots=True)
 class _Group:
     """Chunks that are sealed together: received into the window, or shared and copied through it."""
 
     indices: Sequence[int]
-    window: Window
+    room: _Room
     shared: Sequence[memoryview]
+    again: bool
+    """Another group comes into the window: it is zeroed after that."""
 
     def seal(self, sealing: _Sealing, one: _Birth, draft: Draft) -> Sealed:
         """In a worker thread: hash and seal one chunk into its draft."""
         if self.shared:
-            return sealing.seal_shared(one, self.shared[one.at], self.window.view, draft.view)
+            return sealing.seal_shared(one, self.shared[one.at], self.room.window.view, draft.view)
         length = sealing.address.length
-        return sealing.seal(one, self.window.view[one.at * length : (one.at + 1) * length], draft.view)
+        return sealing.seal(one, self.room.window.view[one.at * length : (one.at + 1) * length], draft.view)
 
 
 @dataclass(slots=True)
@@ -98,34 +108,45 @@ class GroupWriter:
     """Sealed, and written as their durability asks; in the order of the batch once all are."""
     attempted: list[str] = field(default_factory=list)
     """Names under which bytes may be somewhere, in staging or a tier."""
+    _windows: AsyncExitStack = field(default_factory=AsyncExitStack)
+    """Ends whatever windows are left."""
+    _kept: list[_Room] = field(default_factory=list)
+    """Those that wait for their next group."""
 
     async def receive_all(self, wanted: Sequence[int], source: PayloadSource) -> None:
         """Raises the rooms' errors, `Outage` at the deadline, and whatever the source raises."""
-        room = asyncio.Semaphore(PIPELINE_DEPTH)
+        places = asyncio.Semaphore(PIPELINE_DEPTH)
         rest = wanted
         try:
-            async with asyncio.TaskGroup() as tasks:
+            async with self._windows, asyncio.TaskGroup() as tasks:
                 while rest:
-                    await room.acquire()
-                    async with AsyncExitStack() as stack:
-                        stack.callback(room.release)
-                        group = await self._take(rest, source, stack)
-                        rest = rest[len(group.indices) :]
-                        tasks.create_task(self._store(group, stack.pop_all()))
+                    await places.acquire()
+                    group = await self._take(rest, source)
+                    rest = rest[len(group.indices) :]
+                    tasks.create_task(self._store(group, places))
         except BaseExceptionGroup as group_error:
             raise first_cause(group_error) from group_error
         self.chunks.sort(key=lambda new: new.index)
 
-    async def _take(self, rest: Sequence[int], source: PayloadSource, stack: AsyncExitStack) -> _Group:
+    async def _take(self, rest: Sequence[int], source: PayloadSource) -> _Group:
         """The next group: shared by the client, or received into a window."""
-        length, staging = self.kv_format.chunk_bytes, self.rooms.staging
-        shared = await source.shared(min(len(rest), shared_group_size(length)), length)
-        indices = rest[: len(shared) or group_size(length, staging.window_limit)]
-        nbytes = min(length, 1 << SEG_LOG2_DEFAULT) if shared else length * len(indices)
-        window = await stack.enter_async_context(staging.window(self.place.scope.tenant, nbytes, self._remaining()))
-        if not shared:
-            await self._receive(indices, window, source)
-        return _Group(indices, window, shared)
+        length = self.kv_format.chunk_bytes
+        most = shared_group_size(length, with_tier=self.batch.durability != Durability.STAGED)
+        shared = await source.shared(min(len(rest), most), length)
+        if shared:
+            return _Group(rest[: len(shared)], await self._window(min(length, 1 << SEG_LOG2_DEFAULT)), shared, False)
+        size = group_size(length, self.rooms.staging.window_limit)
+        indices = rest[:size]
+        room = self._kept.pop() if self._kept else await self._window(length * len(indices))
+        await self._receive(indices, room.window, source)
+        # As many groups as are under way at once are the last in their windows.
+        return _Group(indices, room, (), again=len(rest) > size * PIPELINE_DEPTH)
+
+    async def _window(self, nbytes: int) -> _Room:
+        ending = AsyncExitStack()
+        self._windows.push_async_exit(ending)
+        window = self.rooms.staging.window(self.place.scope.tenant, nbytes, self._remaining())
+        return _Room(await ending.enter_async_context(window), ending)
 
     async def _receive(self, indices: Sequence[int], window: Window, source: PayloadSource) -> None:
         length = self.kv_format.chunk_bytes
@@ -135,24 +156,32 @@ class GroupWriter:
             piece.release()  # nothing writes to the window from now on
         window.freeze()
 
-    async def _store(self, group: _Group, stack: AsyncExitStack) -> None:
-        """Seal a group into as many drafts at once as there is room for; the window ends with the last of them."""
-        async with stack:
-            births = self._births(group.indices)
-            while births:
-                async with self.rooms.staging.drafts(
-                    self.place.scope.tenant, [one.name for one in births], self.batch.sealed_length, self._remaining()
-                ) as drafts:
-                    run, births = births[: len(drafts)], births[len(drafts) :]
-                    address = self._address()
-                    sealed = await self._seal(address, run, group, drafts, last=not births)
-                    if not births:
-                        await stack.aclose()
-                    written = await self._write_through(run, drafts)
-                    self.chunks += [
-                        _new_chunk(one, address, result, written) for one, result in zip(run, sealed, strict=True)
-                    ]
-                    self._publish(drafts, written)
+    async def _store(self, group: _Group, places: asyncio.Semaphore) -> None:
+        """Seal a group into as many drafts at once as there is room for; then its window is another group's."""
+        births = self._births(group.indices)
+        while births:
+            async with self.rooms.staging.drafts(
+                self.place.scope.tenant, [one.name for one in births], self.batch.sealed_length, self._remaining()
+            ) as drafts:
+                run, births = births[: len(drafts)], births[len(drafts) :]
+                address = self._address()
+                sealed = await self._seal(address, run, group, drafts, last=not births)
+                if not births:
+                    await self._pass_on(group)
+                    places.release()
+                written = await self._write_through(run, drafts)
+                self.chunks += [
+                    _new_chunk(one, address, result, written) for one, result in zip(run, sealed, strict=True)
+                ]
+                self._publish(drafts, written)
+
+    async def _pass_on(self, group: _Group) -> None:
+        """Nothing reads the group's window any more."""
+        if group.again:
+            group.room.window.reopen()
+            self._kept.append(group.room)
+        else:
+            await group.room.ending.aclose()
 
     def _publish(self, drafts: Sequence[Draft], written: frozenset[str]) -> None:
         """What is due in a tier stays until it is there; of what this disk has already, as much as is cheap to keep."""
@@ -226,10 +255,11 @@ class GroupWriter:
 def _seal_all(
     sealing: _Sealing, run: Sequence[_Birth], group: _Group, drafts: Sequence[Draft], *, last: bool
 ) -> list[Sealed]:
-    """In a worker thread: seal each chunk of a run into its draft. After the last one the window is zeroed here."""
+    """In a worker thread: seal each chunk of a run into its draft. After the last one the window is zeroed here, unless
+    another group comes into it."""
     sealed = [group.seal(sealing, one, draft) for one, draft in zip(run, drafts, strict=True)]
-    if last:
-        group.window.wipe()
+    if last and not group.again:
+        group.room.window.wipe()
     return sealed
 
 

@@ -1,20 +1,16 @@
-"""`kvgw serve`: a gateway from its settings until a signal ends it."""
+"""`kvgw serve`: a gateway that listens, from its settings."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import resource
-import signal
 import socket
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Final
 
 from kvgw.endpoint import Endpoint, UnixEndpoint
 from kvgw.server.connection import Connection
@@ -29,9 +25,6 @@ log = logging.getLogger("kvgw.server")
 
 DESCRIPTORS_KEPT = 128
 """Descriptors that connections of clients never get: files, the database, S3."""
-
-COLLECT_AFTER: Final = 10_000
-"""Objects made and not gone before young ones are searched for garbage: a batch makes more than Python's default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,42 +76,12 @@ async def serving(
         yield Serving(gateway, tuple(endpoints), http)
 
 
-async def run(serving_gateway: Serving) -> signal.Signals:
-    """Wait for SIGINT or SIGTERM; which one it was. The process is the gateway's: its garbage is collected for that."""
-    gc.collect()
-    gc.freeze()  # what is here by now stays: each batch would pay for looking at it again
-    gc.set_threshold(COLLECT_AFTER, *gc.get_threshold()[1:])
-    with stop_signals() as stopped:
-        which = await stopped
-    log.info("stopping %s", ", ".join(map(str, serving_gateway.endpoints)))
-    return which
-
-
 def _certificate(settings: ServerSettings) -> ServerCertificate | None:
     if not settings.tls_cert_file and not settings.tls_key_file:
         return None
     if not settings.tls_cert_file or not settings.tls_key_file:
         raise SettingsError("server.tls_cert_file and server.tls_key_file go together: set both, or neither")
     return ServerCertificate(Path(settings.tls_cert_file), Path(settings.tls_key_file))
-
-
-@contextmanager
-def stop_signals() -> Iterator[asyncio.Future[signal.Signals]]:
-    """Hear SIGINT and SIGTERM while the block runs: the first that came, once it has come."""
-    loop = asyncio.get_running_loop()
-    stop: asyncio.Future[signal.Signals] = loop.create_future()
-
-    def asked(which: signal.Signals) -> None:
-        if not stop.done():
-            stop.set_result(which)
-
-    for which in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(which, partial(asked, which))
-    try:
-        yield stop
-    finally:
-        for which in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(which)
 
 
 async def _prepare_memory(gateway: Opened) -> None:
