@@ -73,6 +73,10 @@ class Channel(Protocol):
         """Send all of it. Raises `ConnectionEnded`."""
         ...
 
+    async def send_small(self, data: bytes) -> None:
+        """Send what mostly fits into one call of the system. Raises `ConnectionEnded`."""
+        ...
+
     def push(self, outgoing: Outgoing, patience_s: float) -> float:
         """In a worker thread, while nothing else is sent: send what the peer takes, waiting at most so long for it.
 
@@ -201,6 +205,16 @@ class PlainChannel:
 
         if outgoing:
             await self._complete(empty, self._loop.add_writer, self._loop.remove_writer)
+
+    async def send_small(self, data: bytes) -> None:
+        try:
+            sent = self._socket.send(data)
+        except BlockingIOError:
+            sent = 0
+        except OSError as error:
+            raise ConnectionEnded(str(error)) from error
+        if sent < len(data):
+            await self.send(Outgoing((data[sent:],)))
 
     async def _complete(
         self,

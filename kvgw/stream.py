@@ -16,8 +16,6 @@ from kvgw.wire import Frame, Kind
 AHEAD_BYTES: Final = 4096
 """What is received beyond what was asked for: with the end of a payload comes the beginning of the next frame."""
 
-_EMPTY: Final = memoryview(b"")
-
 
 class FrameStream:
     """Sends and receives frames. One task sends and one receives at a time."""
@@ -43,28 +41,30 @@ class FrameStream:
 
         Raises `ConnectionEnded`, or `RequestRefused` for what is not a frame; the stream is of no use after either.
         """
-        await self.receive_into(self._prefix)
-        frame = wire.decode_prefix(self._prefix)
+        prefix = self._early(wire.PREFIX.size)
+        if prefix is None:
+            await self.receive_into(self._prefix)
+        frame = wire.decode_prefix(prefix or self._prefix)
         if frame.header_bytes > header_bytes_max:
             raise RequestRefused(f"frame header of {frame.header_bytes} bytes is over the limit of {header_bytes_max}")
-        header = bytearray(frame.header_bytes)
-        await self.receive_into(memoryview(header))
-        return frame, bytes(header)
+        header = self._early(frame.header_bytes)
+        if header is None:
+            received = bytearray(frame.header_bytes)
+            await self.receive_into(memoryview(received))
+            header = bytes(received)
+        return frame, header
 
-    async def send(
-        self,
-        kind: Kind,
-        request_id: int,
-        message: Struct | None = None,
-        *,
-        index: int = 0,
-        offset: int = 0,
-        payload: memoryview = _EMPTY,
-    ) -> None:
-        """Send one frame. Raises `ConnectionEnded`."""
-        header = b"" if message is None else _encoded(message)
-        frame = Frame(kind, request_id, len(header), index, offset, len(payload))
-        await self._channel.send(Outgoing((wire.encode_prefix(frame) + header, payload)))
+    def _early(self, nbytes: int) -> bytes | None:
+        """The next `nbytes`, if all of them came early."""
+        if len(self._unread) < nbytes:
+            return None
+        early = bytes(self._unread[:nbytes])
+        self._unread = self._unread[nbytes:]
+        return early
+
+    async def send(self, kind: Kind, request_id: int, message: Struct) -> None:
+        """Send a frame without a payload. Raises `ConnectionEnded`."""
+        await self._channel.send_small(frame_bytes(kind, request_id, message))
 
     async def send_passing(self, kind: Kind, message: Struct, descriptor: int) -> None:
         """Send a frame and, with it, a descriptor: over a Unix socket alone. Raises `ConnectionEnded`."""

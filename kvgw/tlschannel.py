@@ -84,6 +84,9 @@ class TlsChannel:
         except ssl.SSLError as error:
             raise ConnectionEnded(f"broke TLS: {error.reason or error}") from error
 
+    async def send_small(self, data: bytes) -> None:
+        await self.send(Outgoing((data,)))
+
     def _write(self, outgoing: Outgoing, most: int) -> int:
         count = self._tls.write(outgoing.first()[:most])
         outgoing.sent(count)

@@ -38,7 +38,8 @@ from __future__ import annotations
 import math
 import struct
 from enum import IntEnum
-from typing import Annotated, Final, TypeVar
+from functools import cache
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -201,9 +202,15 @@ def decode(data: bytes | bytearray | memoryview, kind: type[Message]) -> Message
     Fields that this release does not know are ignored, so that a newer peer of the same wire version is understood.
     """
     try:
-        return msgspec.msgpack.decode(data, type=kind)
+        found: Message = _decoder(kind).decode(data)  # type: ignore[arg-type]  # a class is hashable
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
         raise RequestRefused(f"malformed {kind.__name__}: {error}") from error
+    return found
+
+
+@cache
+def _decoder(kind: type[Any]) -> msgspec.msgpack.Decoder[Any]:
+    return msgspec.msgpack.Decoder(kind)
 
 
 def decode_request(data: bytes | bytearray | memoryview) -> Request:

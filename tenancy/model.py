@@ -27,6 +27,11 @@ class Scope:
     tenant: UUID
     namespace: UUID
 
+    def __hash__(self) -> int:
+        return hash(
+            self.namespace
+        )  # random as it is; a UUID's hash is a call into Python, and this is a key everywhere
+
 
 @dataclass(frozen=True, slots=True)
 class Node:

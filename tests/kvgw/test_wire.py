@@ -241,7 +241,7 @@ async def test_frames_larger_than_the_socket_buffer_arrive_whole() -> None:
         await receiver.receive_into(memoryview(target))
         return frame
 
-    frame, _ = await asyncio.gather(receive(), sender.send(Kind.DATA, 9, index=3, payload=payload))
+    frame, _ = await asyncio.gather(receive(), sender.send_all(data_frames(9, [(3, payload)])))
     assert (frame.index, frame.payload_bytes, bytes(target)) == (3, len(payload), bytes(payload))
     sender.close()
     receiver.close()
