@@ -12,12 +12,21 @@ import os
 import random
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from contextvars import ContextVar
 from queue import SimpleQueue
-from threading import Thread
-from typing import Any, Protocol, TypeVar
+from threading import Lock, Thread
+from typing import Any, Final, Protocol, TypeVar
+
+from kvgw.fairqueue import FairQueue
 
 Result = TypeVar("Result")
+
+payer: Final[ContextVar[Hashable]] = ContextVar("payer", default=None)
+"""Whose work this is: threads take turns between payers. None: the gateway's own."""
+
+USUAL_SECONDS: Final = 0.001
+"""What a piece of work is thought to take before it was done."""
 
 
 class Clock(Protocol):
@@ -71,35 +80,56 @@ class SystemRng:
 class ThreadWorkers:
     """A fixed pool of threads, sized to the CPUs that this process may use; each is started when it may be of use.
 
-    A visit to a thread is what most requests wait for: an executor's, with its two futures, costs more.
+    A visit to a thread is what most requests wait for: an executor's, with its two futures, costs more. Whose payer had
+    least of the threads' time is next, so that nobody waits for more than the pieces in hand because others want much.
     """
 
     def __init__(self, threads: int | None = None, name: str = "kvgw-worker") -> None:
         self.count = threads if threads is not None else max(2, usable_cpus())
         """How many threads there are at most."""
         self._name = name
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._jobs: FairQueue[_Job] = FairQueue()
+        self._lock = Lock()
+        """Of `_jobs`; never held for long."""
+        self._calls: SimpleQueue[bool] = SimpleQueue()
+        """One for each job, so that a thread waits for nothing but this; False: there will be none any more."""
         self._threads: list[Thread] = []
         self._closed = False
 
     async def run(self, work: Callable[[], Result]) -> Result:
         if self._closed:
             raise RuntimeError(f"the threads {self._name} have ended: nothing can be run in them any more")
-        job = _Job(work, asyncio.get_running_loop())
+        job = _Job(work, asyncio.get_running_loop(), payer.get())
         del work
         if len(self._threads) < self.count:
-            thread = Thread(target=_serve, args=(self._jobs,), name=f"{self._name}_{len(self._threads)}", daemon=True)
+            thread = Thread(target=self._serve, name=f"{self._name}_{len(self._threads)}", daemon=True)
             self._threads.append(thread)
             thread.start()
-        self._jobs.put(job)
+        with self._lock:
+            self._jobs.push(job.payer, job, USUAL_SECONDS)
+        self._calls.put(True)
         result: Result = await job.end()
         return result
+
+    def _serve(self) -> None:
+        """What each thread does until it is told to end."""
+        while self._calls.get():
+            with self._lock:
+                job = self._jobs.pop()
+            began = time.monotonic()
+            job.run()
+            more = time.monotonic() - began - USUAL_SECONDS
+            if more > 0:
+                with self._lock:
+                    self._jobs.charge(job.payer, more)
+            job.report()
+            del job  # its result is whoever's waits for it, not this thread's until the next one comes
 
     def close(self) -> None:
         """Wait for the work that was handed over, and end the threads."""
         self._closed = True
         for _ in self._threads:
-            self._jobs.put(None)
+            self._calls.put(False)
         for thread in self._threads:
             thread.join()
 
@@ -107,9 +137,10 @@ class ThreadWorkers:
 class _Job:
     """Work for a thread, and whoever waits for it in an event loop."""
 
-    __slots__ = ("_error", "_loop", "_over", "_result", "_waiter", "_work")
+    __slots__ = ("_error", "_loop", "_over", "_result", "_waiter", "_work", "payer")
 
-    def __init__(self, work: Callable[[], Any], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, work: Callable[[], Any], loop: asyncio.AbstractEventLoop, payer: Hashable) -> None:
+        self.payer = payer
         self._work: Callable[[], Any] | None = work
         self._loop = loop
         self._waiter: asyncio.Future[None] = loop.create_future()
@@ -118,14 +149,16 @@ class _Job:
         self._error: BaseException | None = None
 
     def run(self) -> None:
-        """In a thread. It lets go of the work, and of the memory that it closes over, before anybody sees its end."""
+        """In a thread. It lets go of the work, and of the memory that it closes over."""
         work, self._work = self._work, None
         assert work is not None, "a job runs once"
         try:
             self._result = work()
         except BaseException as error:  # noqa: BLE001  # raised where it is waited for
             self._error = error
-        del work
+
+    def report(self) -> None:
+        """In the thread, when it has run."""
         with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
             self._loop.call_soon_threadsafe(self._tell)
 
@@ -150,13 +183,6 @@ class _Job:
             raise failure
         finally:
             del cancelled, failure  # a failure that knows a frame that knows it would keep the work's memory in use
-
-
-def _serve(jobs: SimpleQueue[_Job | None]) -> None:
-    """What each thread does until it is told to end."""
-    while (job := jobs.get()) is not None:
-        job.run()
-        del job  # its result is whoever's waits for it, not this thread's until the next one comes
 
 
 async def finish(future: asyncio.Future[Result]) -> Result:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Final, TypeVar
 
-from kvgw.errors import Code, FormatError, RequestRefused
+from kvgw.errors import Code, FormatError, Outage, RequestRefused
 from kvgw.gateway.admin import AdminVerbs, usage_of
 from kvgw.gateway.directory import Directory, Place
 from kvgw.gateway.explain import explain
@@ -38,6 +38,7 @@ from kvgw.model import (
     RegisterReply,
     RegisterRequest,
     Reply,
+    Request,
     StatReply,
     StatRequest,
     StatusRequest,
@@ -57,6 +58,22 @@ Asked = TypeVar(
     "Asked", MatchRequest, WaitRequest, RegisterRequest, TouchRequest, HoldRequest, DeleteRequest, StatRequest
 )
 Answered = TypeVar("Answered")
+
+_PARTS: Final[Mapping[type[Request], float]] = {
+    MatchRequest: ASKING_PART,
+    WaitRequest: ASKING_PART,
+    RegisterRequest: ASKING_PART,
+    TouchRequest: ASKING_PART,
+    HoldRequest: ASKING_PART,
+    StatRequest: ASKING_PART,
+    PutRequest: WRITING_PART,
+    GetRequest: READING_PART,
+    DeleteRequest: READING_PART,  # nobody's data stays for a crowd
+}
+"""How large a crowd may be before a request is turned away."""
+
+_UNLIMITED: Final = (StatusRequest, NamespaceCreateRequest, NamespacesRequest, ExplainRequest, NodeForgetRequest)
+"""An operator's, which are never turned away."""
 
 
 class Gateway:
@@ -96,6 +113,17 @@ class Gateway:
             return False
         return True
 
+    def turned_away(self, caller: Caller, request: Request) -> Outage | None:
+        """Why a request is not served in this crowd, if that is known without any work; None: ask for it in earnest."""
+        if isinstance(request, _UNLIMITED):
+            return None
+        part = _PARTS[type(request)]
+        namespace = self._directory.remembered(caller, request.namespace)
+        refusal = None if namespace is None else self._rooms.limiter.turned_away(namespace, part)
+        if refusal is not None:
+            self._rooms.metrics.answered(type(request), refusal.code.value, 0.0)
+        return refusal
+
     async def answer(self, caller: Caller, request: Question) -> Reply:
         """Answer a request that has no payload."""
         with self._rooms.metrics.measured(request), translated():
@@ -131,7 +159,8 @@ class Gateway:
         with self._rooms.metrics.measured(request), translated(), self._rooms.outbox.putting():
             place = await self._directory.place(caller, request.namespace)
             with self._rooms.limiter.admitted(place.namespace, WRITING_PART) as admission:
-                reply = await self._put(caller, request, source)
+                async with self._rooms.turns.of(caller.tenant):
+                    reply = await self._put(caller, request, source)
                 stored = reply.outcomes.count(PutOutcome.STORED)
                 admission.moved_bytes = stored * await self._chunk_bytes(place, request.fingerprint)
                 return reply
@@ -141,8 +170,9 @@ class Gateway:
         _check_distinct(request.keys)
         with self._rooms.metrics.measured(request), translated():
             place = await self._directory.place(caller, request.namespace)
-            with self._rooms.limiter.admitted(place.namespace) as admission:
-                reply = await self._get(caller, request, sink)
+            with self._rooms.limiter.admitted(place.namespace, READING_PART) as admission:
+                async with self._rooms.turns.of(caller.tenant):
+                    reply = await self._get(caller, request, sink)
                 admission.moved_bytes = len(reply.hits) * await self._chunk_bytes(place, request.fingerprint)
                 return reply
 
@@ -151,9 +181,9 @@ class Gateway:
     ) -> Answered:
         """Answer a small request within the limits of its namespace."""
         place = await self._directory.place(caller, request.namespace)
-        part = READING_PART if isinstance(request, DeleteRequest) else ASKING_PART  # nobody's data stays for a crowd
-        with self._rooms.limiter.admitted(place.namespace, part):
-            return await verb(caller, place, request)
+        with self._rooms.limiter.admitted(place.namespace, _PARTS[type(request)]):
+            async with self._rooms.turns.of(caller.tenant):
+                return await verb(caller, place, request)
 
     async def _chunk_bytes(self, place: Place, fingerprint: bytes) -> int:
         return (await self._directory.format(place.scope, fingerprint)).chunk_bytes

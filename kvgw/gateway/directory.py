@@ -57,6 +57,12 @@ class Directory:
         place = Place(namespace, await self._keyring.keys(namespace.scope))
         return place if namespace.epoch in place.keys.data else await self.reaching(place, (namespace.epoch,))
 
+    def remembered(self, caller: Caller, claim: str) -> Namespace | None:
+        """The namespace that `caller` claims, if it was looked up a moment ago; None says nothing about it."""
+        name = claim or caller.default_namespace
+        until, namespace = self._namespaces.get((caller.tenant, name), (0.0, None))
+        return namespace if until > self._clock.monotonic() and caller.may_name(name) else None
+
     async def reaching(self, place: Place, epochs: Collection[int]) -> Place:
         """`place` with the data keys of chunks that were found there: another gateway may just have rotated them.
 

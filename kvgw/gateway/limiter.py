@@ -99,6 +99,17 @@ class Limiter:
         """
         return Admission(self, namespace, part)
 
+    def turned_away(self, namespace: Namespace, part: float) -> Outage | None:
+        """Why a request would not be let in now, counted as refused; None: ask by `admitted`.
+
+        In a crowd most are refused, and each refusal is work that is taken from those who are served: so this is asked
+        before anything else is done for a request.
+        """
+        if self._is_free(namespace):
+            return None
+        _, refusal = self._look(namespace, part, self._clock.monotonic())
+        return None if refusal is None else self._refused(namespace, refusal)
+
     def close(self, accounts: Sequence[_Account], moved_bytes: int) -> None:
         """Only for `Admission`: a request that was let in is over."""
         now = self._clock.monotonic()
@@ -109,29 +120,38 @@ class Limiter:
 
     def open(self, namespace: Namespace, part: float) -> Sequence[_Account]:
         """Only for `Admission`: the accounts that a request is counted in."""
-        if self._tenant == _NO_LIMIT and not (
-            namespace.requests_per_second or namespace.bytes_per_second or namespace.concurrent_requests
-        ):
+        if self._is_free(namespace):
             return ()
-        try:
-            accounts = self._accounts_of(namespace)
-            now = self._clock.monotonic()
-            refusal = next((why for account in accounts if (why := _refusal(account, part, now))), None)
-        except Exception:  # a bug here must not be an outage: the limiter fails open
-            if not self._told:
-                self._told = True
-                log.exception("the rate limiter failed; requests pass without it")
-            return []
+        now = self._clock.monotonic()
+        accounts, refusal = self._look(namespace, part, now)
         if refusal is not None:
-            self._metrics.limited.labels(refusal.what).inc()
-            if self._meter is not None:
-                self._meter.limited(namespace.scope)
-            raise Outage(refusal.sentence, Code.BUSY, retry_after_s=refusal.wait_s)
+            raise self._refused(namespace, refusal)
         for account in accounts:
             account.inside += 1
             if account.requests is not None:
                 account.requests.take(now, 1)
         return accounts
+
+    def _is_free(self, namespace: Namespace) -> bool:
+        own = namespace.requests_per_second or namespace.bytes_per_second or namespace.concurrent_requests
+        return not own and self._tenant == _NO_LIMIT
+
+    def _look(self, namespace: Namespace, part: float, now: float) -> tuple[Sequence[_Account], _Refusal | None]:
+        """The accounts that a request is counted in, and what speaks against it."""
+        try:
+            accounts = self._accounts_of(namespace)
+            return accounts, next((why for account in accounts if (why := _refusal(account, part, now))), None)
+        except Exception:  # a bug here must not be an outage: the limiter fails open
+            if not self._told:
+                self._told = True
+                log.exception("the rate limiter failed; requests pass without it")
+            return [], None
+
+    def _refused(self, namespace: Namespace, refusal: _Refusal) -> Outage:
+        self._metrics.limited.labels(refusal.what).inc()
+        if self._meter is not None:
+            self._meter.limited(namespace.scope)
+        return Outage(refusal.sentence, Code.BUSY, retry_after_s=refusal.wait_s)
 
     def _accounts_of(self, namespace: Namespace) -> list[_Account]:
         own = Allowance(namespace.requests_per_second, namespace.bytes_per_second, namespace.concurrent_requests)

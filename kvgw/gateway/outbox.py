@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvgw.errors import Code, Outage
+from kvgw.gateway.turns import step_aside
 from kvgw.metrics import Metrics
 from kvgw.model import Durability
 from storage.staging import Staging
@@ -97,6 +98,7 @@ class Outbox:
         if first is None or durability != Durability.STAGED:
             return
         self._puts -= 1
+        step_aside()
         try:
             async with asyncio.timeout(limit_s):
                 while self.behind() is not None:

@@ -10,6 +10,7 @@ from kvgw.errors import RequestRefused
 from kvgw.gateway.directory import Directory, Place
 from kvgw.gateway.payloads import PayloadSource
 from kvgw.gateway.rooms import Rooms
+from kvgw.gateway.turns import step_aside
 from kvgw.gateway.writing import GroupWriter
 from kvgw.model import Durability, PutOutcome, PutReply, PutRequest
 from kvgw.runtime import finish
@@ -57,6 +58,7 @@ class PutVerb:
             await source.wanted(reserved.wanted)
             if not reserved.wanted:
                 return self._metered(batch, kv_format, _reply(batch, now_ms, reserved.have, reserved.over_quota, None))
+            step_aside()  # what is left waits for the client, for threads, which serve tenants in turns, and for a tier
             await writing.receive_all(reserved.wanted, source)
             source.check()  # before anything points at bytes that may have become those of another chunk
             rooms.fence.check()
@@ -88,6 +90,7 @@ class PutVerb:
             if not dead and not await rooms.catalog.leaving(place.scope):
                 return await rooms.catalog.reserve(batch, reservation_id, lease_until_ms, now_ms)
             rooms.backlog.note_dead(place.scope)
+            step_aside()
             await rooms.clock.sleep(ROOM_PAUSE_SECONDS)
 
     def _metered(self, batch: Batch, kv_format: FormatRow, reply: PutReply) -> PutReply:

@@ -14,6 +14,7 @@ from kvgw.gateway.leases import MatchLeases
 from kvgw.gateway.limiter import Limiter
 from kvgw.gateway.meter import Meter
 from kvgw.gateway.outbox import Outbox
+from kvgw.gateway.turns import Turns
 from kvgw.metrics import Metrics
 from kvgw.runtime import Clock, Rng, Workers
 from kvgw.witness import Witness
@@ -48,6 +49,7 @@ class Rooms:
     """None: nobody else writes."""
     metrics: Metrics
     limiter: Limiter
+    turns: Turns
     meter: Meter
     clock: Clock
     time: CatalogTime

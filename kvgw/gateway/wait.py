@@ -12,6 +12,7 @@ from kvgw.gateway.arrivals import arrival
 from kvgw.gateway.directory import Directory, Place
 from kvgw.gateway.match import MatchVerb
 from kvgw.gateway.rooms import Rooms
+from kvgw.gateway.turns import step_aside
 from kvgw.model import MatchReply, MatchRequest, WaitRequest
 from tenancy.access import Caller
 
@@ -40,6 +41,7 @@ class WaitVerb:
                 if reply.matched == len(request.keys) or remaining <= 0:
                     await self._match.count(place, question, reply.matched)  # one look-up, however often it looked
                     return reply
+                step_aside()
                 await arrival(event, min(remaining, LOOK_SECONDS))
                 place = await self._directory.place(caller, request.namespace)
         finally:

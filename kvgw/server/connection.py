@@ -150,6 +150,11 @@ class Connection:
     async def _serve_request(self, hello: Hello, header: bytes, exchange: Exchange) -> None:
         try:
             request = wire.decode_request(header)
+            refusal = self._turned_away(request)
+            if refusal is not None:
+                with self._deadlines.within(self._limits.discard_s):
+                    await exchange.turn_away(refusal)
+                return
             with self._deadlines.within(request.deadline_ms / 1000 + self._limits.grace_s):
                 await self._answer(await self._authenticate(hello), request, exchange)
         except TimeoutError:
@@ -161,6 +166,12 @@ class Connection:
         except Exception:  # a bug of ours: its trace is for the operator, not for the client
             log.exception("a request failed in an unforeseen way")
             await exchange.fail(Outage("the gateway failed in an unforeseen way; see its log", Code.INTERNAL))
+
+    def _turned_away(self, request: Request) -> Outage | None:
+        """Why it isn't served, if that can be told at once to whoever spoke here before."""
+        if self._known is None or not self._authenticator.holds(self._known):
+            return None
+        return self._gateway.turned_away(self._known.caller, request)
 
     async def _answer(self, caller: Caller, request: Request, exchange: Exchange) -> None:
         if isinstance(request, PutRequest):

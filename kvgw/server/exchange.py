@@ -10,8 +10,9 @@ from typing import Final
 
 from kvgw import wire
 from kvgw.channel import ConnectionEnded, Outgoing
-from kvgw.errors import Code, KvgwError, RequestRefused
+from kvgw.errors import Code, KvgwError, Outage, RequestRefused
 from kvgw.gateway.payloads import Chunk
+from kvgw.gateway.turns import step_aside
 from kvgw.model import Reply
 from kvgw.server.limits import Limits
 from kvgw.stream import FrameStream, data_frames, frame_bytes
@@ -166,11 +167,16 @@ class Exchange:
     @asynccontextmanager
     async def _in_time(self, nbytes: int) -> AsyncIterator[None]:
         """A peer that trickles, or stops, gives up its window after the time that a slow network would need."""
+        step_aside()
         try:
             async with asyncio.timeout(self._limits.hello_s + nbytes / self._limits.bytes_per_second_min):
                 yield
         except TimeoutError as error:
             raise ConnectionEnded("the payload moved too slowly") from error
+
+    async def turn_away(self, refusal: Outage) -> None:
+        """End an exchange in which nothing was done or sent."""
+        await self._stream.send(Kind.ERROR, self.request_id, wire.failure(refusal))
 
     async def fail(self, error: KvgwError) -> None:
         """End the exchange with an error; the connection survives if it is still in step."""

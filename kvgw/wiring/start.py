@@ -10,8 +10,9 @@ from kvgw.authenticate import token_row
 from kvgw.gateway.limiter import Allowance
 from kvgw.gateway.outbox import OutboxLimits
 from kvgw.maintenance.crew import Pace
-from kvgw.runtime import Rng, Workers
+from kvgw.runtime import Rng, Workers, usable_cpus
 from kvgw.settings import (
+    CatalogSettings,
     DefaultSettings,
     LimitSettings,
     MaintenanceSettings,
@@ -85,6 +86,11 @@ def policy_of(defaults: DefaultSettings) -> Policy:
 def allowance_of(limits: LimitSettings) -> Allowance:
     """What each tenant may ask for."""
     return Allowance(limits.requests_per_second, limits.bytes_per_second, limits.concurrent_requests)
+
+
+def places_of(catalog: CatalogSettings) -> int:
+    """How many requests work at once: one for each processor, and one for each transaction that waits for a server."""
+    return usable_cpus() + (catalog.pool if catalog.url else 0)
 
 
 def pace_of(maintenance: MaintenanceSettings) -> Pace:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack
+from dataclasses import replace as replace_dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,18 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from kvgw.errors import Code, Outage
+from kvgw.gateway.core import Gateway
 from kvgw.gateway.limiter import ASKING_PART, READING_PART, WRITING_PART, Allowance, Cell, Limiter
 from kvgw.metrics import Metrics
+from kvgw.model import PutRequest
 from kvgw.settings import LimitSettings
+from kvgw.wire import Kind
 from tenancy.model import Namespace, Scope
 from tests.support.admin import Admin
 from tests.support.aio import aio
 from tests.support.gateways import SMALL, buffers_for, format_of, house, keys_of, payloads_of
 from tests.support.manual_clock import ManualClock
+from tests.support.raw_peer import RawPeer
 
 
 def namespace(number: int = 1, **limits: int) -> Namespace:
@@ -160,6 +165,39 @@ def test_L03_in_a_crowd_small_questions_go_first_then_puts_and_gets_last() -> No
     assert turned_away == [0, 0, 0, 0, 1, 1, 2, 2, 3], "at a half, at three quarters, and when all is taken"
     with limiter.admitted(namespace(concurrent_requests=1), ASKING_PART):
         assert not admits(limiter, namespace(concurrent_requests=1)), "one at least, whatever its kind"
+
+
+@aio
+async def test_L03_in_a_crowd_a_request_is_turned_away_before_anything_is_done_for_it(tmp_path: Path) -> None:
+    """Law 6 too: who may not name a namespace does not hear that it is full."""
+    async with house(
+        "unix", tmp_path / "gw", settings=replace(SMALL, limits=LimitSettings(concurrent_requests=1))
+    ) as made:
+        client, key = made.client(), keys_of(1)
+        registered = await client.register(format_of())
+        assert made.endpoint is not None
+        peers = [await RawPeer.connect(made.endpoint) for _ in range(2)]
+        for peer in peers:
+            await peer.hello()
+        request = PutRequest(registered.fingerprint, key, deadline_ms=60_000)
+        await peers[0].send(Kind.REQUEST, 1, request)
+        answer = await peers[0].receive()
+        assert answer is not None
+        assert answer[0].kind is Kind.WANTED, "it is inside, and its payload does not come"
+        with mock.patch.object(Gateway, "put", side_effect=AssertionError("it was begun")) as put:
+            await peers[1].send(Kind.REQUEST, 1, request)
+            refused = await peers[1].failure()
+            assert (refused.code, refused.retry_after_ms > 0, put.called) == (Code.BUSY, True, False)
+        with pytest.raises(Outage, match="requests are being served"):
+            await client.get(registered, key, buffers_for(registered, 1), on_error="raise")
+        samples = made.opened.rooms.metrics.registry
+        assert samples.get_sample_value("kvgw_limited_total", {"limit": "concurrency"}) == 2
+        assert samples.get_sample_value("kvgw_requests_total", {"op": "put", "code": "busy"}) == 1
+        stranger = replace_dataclass(made.owner, namespaces=("other-*",))
+        assert made.opened.gateway.turned_away(made.owner, request) is not None
+        assert made.opened.gateway.turned_away(stranger, request) is None
+        for peer in peers:
+            peer.close()
 
 
 def test_Q11_a_limiter_that_fails_lets_requests_pass(caplog: pytest.LogCaptureFixture) -> None:

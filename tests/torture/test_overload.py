@@ -10,7 +10,7 @@ from tests.torture.overload import measure
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_L03_five_times_the_capacity_is_turned_away_in_order_and_leaves_nothing_behind() -> None:
-    """Goodput and p99 are printed: callers on the gateway's own processors take from it what they measure."""
+    """Goodput and p99 are printed, not required: they hang on what else the machine does meanwhile."""
     report = measure(5.0, 6.0, print)
     print(f"L03: goodput {report['goodput_of_peak']:.0%} of the peak's, p99 × {report['p99_of_peak']}")
     assert report["overload"]["served"], "something is served all the same"
