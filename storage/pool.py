@@ -97,8 +97,8 @@ class Pool:
             price += _join_price(resident, tenant)
         while run and not self.used_ledger.fits(tenant, price):
             price -= _join_price(run.pop(), tenant)
+        self.counts.hits += sum(not resident.expected for resident in run)
         self.residents.hold(run, tenant)
-        self.counts.hits += len(run)
         return run
 
     def let_go(self, tenant: UUID, residents: Iterable[Resident]) -> None:
@@ -181,6 +181,12 @@ class Pool:
             self.residents.soil(resident)
         return True
 
+    def expect(self, name: str) -> None:
+        """Whoever uses the resident next is the first to do so. An unknown name is no error."""
+        resident = self.residents.find(name)
+        if resident is not None:
+            resident.expected = True
+
     def drop(self, name: str) -> None:
         """Nobody finds the blob from now on; its slot is free with the last grip. An unknown name is no error."""
         resident = self.residents.find(name)
@@ -209,7 +215,7 @@ class Pool:
         if not self.used_ledger.fits(ask.tenant, _join_price(resident, ask.tenant)):
             return None
         if resident.is_whole:
-            self.counts.hits += 1
+            self.counts.hits += not resident.expected
             return self.residents.grip(resident, ask.tenant, Part.READY)
         self.counts.joins += 1
         return self.residents.grip(resident, ask.tenant, Part.WAIT)

@@ -70,13 +70,15 @@ class Resident:
     that one of them leaving never moves a debt to another.
     """
 
-    __slots__ = ("grips", "name", "owner", "slot", "state", "uses")
+    __slots__ = ("expected", "grips", "name", "owner", "slot", "state", "uses")
 
     def __init__(self, name: str, owner: UUID, slot: Slot, state: State) -> None:
         self.name = name
         self.owner = owner
         self.slot = slot
         self.state = state
+        self.expected = False
+        """Brought in ahead of a reader who has not come yet: that will be its first use."""
         self.grips: dict[Grip, None] = {}
         """In the order of arrival: the first that waits is the next to fill."""
         self.uses: dict[UUID, int] = {}

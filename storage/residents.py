@@ -92,8 +92,7 @@ class Residents:
         grip = Grip(resident, tenant, part, was_resident=resident.is_whole)
         resident.grips[grip] = None
         self._use(resident, tenant)
-        if resident.state is State.CLEAN:
-            self._policy.touch(resident.name)
+        self._note_use(resident)
         return grip
 
     def ungrip(self, grip: Grip) -> None:
@@ -107,8 +106,7 @@ class Residents:
         # Two keys of a batch may have the same content: then one resident is in the run twice.
         self.eviction.withdraw(list(dict.fromkeys(one for one in residents if not one.uses)))
         for resident in residents:
-            if resident.state is State.CLEAN:
-                self._policy.touch(resident.name)
+            self._note_use(resident)
             before = resident.uses.get(tenant, 0)
             resident.uses[tenant] = before + 1
             if not before:
@@ -201,6 +199,12 @@ class Residents:
         self.bytes_in[state] += resident.slot.reserved_bytes
         resident.state = state
         self.changes += 1
+
+    def _note_use(self, resident: Resident) -> None:
+        if resident.expected:
+            resident.expected = False
+        elif resident.state is State.CLEAN:
+            self._policy.touch(resident.name)
 
     def _use(self, resident: Resident, tenant: UUID) -> None:
         if resident.state is State.CLEAN and not resident.uses:

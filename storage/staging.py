@@ -130,6 +130,18 @@ class Staging:
         finally:
             self._end(access, partial(self._leave, grip))
 
+    async def fetch(self, tenant: UUID, name: str, nbytes: int, fill: Fill) -> bool:
+        """Bring a blob in for a reader who comes soon; whether it was not here. Nothing is held for him.
+
+        As `read`, but nothing is waited for except `fill`: raises `StagingBusy` when there is no room at once.
+        """
+        if self.holds(name):
+            return False
+        async with self.read(tenant, name, nbytes, 0.0, fill) as reading:
+            if not reading.was_resident:
+                self._pool.expect(name)
+            return not reading.was_resident
+
     def settle(self, name: str) -> None:
         """All due placements of the blob are made: it may be evicted. An unknown name is no error."""
         self._pool.settle(name)
@@ -153,6 +165,11 @@ class Staging:
     def window_limit(self) -> int:
         """The most bytes of windows that one tenant can have."""
         return self._pool.window_ledger.limit
+
+    @property
+    def resident_limit(self) -> int:
+        """The most bytes of residents that one tenant can have in use."""
+        return self._pool.used_ledger.limit
 
     def holds(self, name: str) -> bool:
         """Whether the whole blob is resident."""

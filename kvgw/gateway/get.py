@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from kvgw.gateway.ahead import Extra
 from kvgw.gateway.directory import Directory, Place
 from kvgw.gateway.payloads import PayloadSink
 from kvgw.gateway.reading import GroupReader
@@ -21,6 +22,7 @@ class GetVerb:
     def __init__(self, rooms: Rooms, directory: Directory) -> None:
         self._rooms = rooms
         self._directory = directory
+        self._extra = Extra()
 
     async def __call__(self, caller: Caller, request: GetRequest, sink: PayloadSink) -> GetReply:
         """Raises the rooms' errors, and whatever `sink` raises."""
@@ -71,7 +73,9 @@ class GetVerb:
                 raise
             place, found = source.place, {}  # shredded in this moment: a public namespace simply has nothing then
         wanted = [(index, found[key]) for index, key in enumerate(source.keys[0]) if index in missing and key in found]
-        reading = GroupReader(rooms, place, source.formats[0], caller.tenant, deadline, sink, shared, wanted)
+        reading = GroupReader(
+            rooms, place, source.formats[0], caller.tenant, deadline, sink, shared, wanted, self._extra
+        )
         await reading.deliver_all()
         return reading
 

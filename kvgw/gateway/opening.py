@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
+from uuid import UUID
 
 from kvgw.gateway.payloads import Chunk, Delivery, PayloadSink
 from storage.access import Window
+from storage.tier import blob_names
 from tenancy.errors import SealBroken
 from tenancy.keys.secret import SecretBytes
 from tenancy.model import FoundChunk
@@ -23,6 +25,8 @@ class Part:
 
     index: int
     found: FoundChunk
+    name: str
+    """The blob's."""
     span: slice
 
 
@@ -46,6 +50,8 @@ class Opening:
     data_key: SecretBytes
     address: BlobAddress
     sealed: memoryview
+    origin: str
+    """Where the blob came from for this GET: a tier, or staging."""
     fault: SealBroken | None = None
 
     def open_into(self, target: memoryview) -> bool:
@@ -66,11 +72,12 @@ class Opening:
         return self.fault is None
 
 
-def parts_of(group: Sequence[Wanted]) -> list[Part]:
+def parts_of(group: Sequence[Wanted], namespace: UUID) -> list[Part]:
     """The chunks of a group, one behind the other."""
     parts, at = [], 0
-    for index, found in group:
-        parts.append(Part(index, found, slice(at, at + found.length)))
+    names = blob_names(namespace, b"".join([found.blob_id for _, found in group]))
+    for (index, found), name in zip(group, names, strict=True):
+        parts.append(Part(index, found, name, slice(at, at + found.length)))
         at += found.length
     return parts
 

@@ -14,6 +14,9 @@ GROUP_BYTES: Final = 1024 * 1024
 SHARED_GROUP_BYTES: Final = 32 * 1024 * 1024
 """The same where chunks lie in memory of the client's: they pass through no cache of ours."""
 
+TIER_GROUP_BYTES: Final = 8 * 1024 * 1024
+"""The same where a tier gives or takes the chunks meanwhile: one group is sealed or opened while it has another."""
+
 INLINE_BYTES: Final = 64 * 1024
 """Work on so little is done before a worker thread would have begun with it."""
 
@@ -81,9 +84,9 @@ def group_size(chunk_bytes: int, window_limit: int) -> int:
     return max(1, min(GROUP_BYTES, window_limit // 4) // chunk_bytes)
 
 
-def shared_group_size(chunk_bytes: int) -> int:
-    """Chunks of a group that lies in memory of the client's."""
-    return max(1, SHARED_GROUP_BYTES // chunk_bytes)
+def shared_group_size(chunk_bytes: int, *, with_tier: bool = False) -> int:
+    """Chunks of a group that lies in memory of the client's; `with_tier`: which a tier gives or takes meanwhile."""
+    return max(1, (TIER_GROUP_BYTES if with_tier else SHARED_GROUP_BYTES) // chunk_bytes)
 
 
 def groups(items: Sequence[Item], size: int) -> list[Sequence[Item]]:

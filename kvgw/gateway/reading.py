@@ -8,12 +8,14 @@ memory for its chunks they are opened there, and nothing but their indices leave
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 from uuid import UUID
 
+from kvgw.gateway.ahead import TIER, Extra, ReadAhead
 from kvgw.gateway.directory import Place
 from kvgw.gateway.opening import Opening, Part, Room, Wanted, open_all, parts_of
 from kvgw.gateway.payloads import (
@@ -28,10 +30,10 @@ from kvgw.gateway.rooms import Rooms
 from kvgw.runtime import first_cause
 from storage.access import Reading
 from storage.errors import BlobDamaged, BlobMissing, StagingBusy, TierMisconfigured, TierUnavailable
-from storage.tier import blob_name, blob_names
+from storage.tier import blob_name
 from tenancy.errors import CatalogUnavailable, KeyUnavailable, SealBroken
 from tenancy.keys.secret import SecretBytes
-from tenancy.model import FormatRow, FoundChunk
+from tenancy.model import FormatRow
 from tenancy.sealing import BlobAddress
 
 _Turn: TypeAlias = tuple[Sequence[Wanted], int, asyncio.Event, asyncio.Event]
@@ -57,27 +59,40 @@ class GroupReader:
     shared: Sequence[memoryview]
     """Memory of the client's for the first chunks of its batch."""
     wanted: Sequence[Wanted]
+    extra: Extra
     served: dict[int, str] = field(default_factory=dict)
     """Batch index → tier that had the chunk, of those delivered."""
+    _ahead: ReadAhead = field(init=False)
     _sealed_as: dict[tuple[int, int, int, int], tuple[SecretBytes, BlobAddress]] = field(default_factory=dict)
     degraded: str = ""
     """Why chunks that are there could not be read; empty when there was no such reason."""
 
     async def deliver_all(self) -> None:
         """Deliver what is wanted. Raises whatever the sink raises."""
-        length, limit = self.kv_format.chunk_bytes, self.rooms.staging.window_limit
         shared = [one for one in self.wanted if self._is_shared(one)] if self.shared else []
         rest = [one for one in self.wanted if not self._is_shared(one)] if len(shared) < len(self.wanted) else []
         try:
-            await self._deliver_in(
-                [Room(None, self.shared)] * PIPELINE_DEPTH, groups(shared, shared_group_size(length))
-            )
-            if rest:
-                size = group_size(length, limit)
-                async with self._windows(rest[:size], -(-len(rest) // size)) as rooms:
-                    await self._deliver_in(rooms, groups(rest, size))
+            async with asyncio.TaskGroup() as tasks:
+                self._ahead = ReadAhead(
+                    self.rooms, self._namespace, self.reader, [*shared, *rest], self._remaining, tasks, self.extra
+                )
+                try:
+                    await self._deliver_groups(shared, rest)
+                finally:
+                    self._ahead.stop()
         except BaseExceptionGroup as group_error:
             raise first_cause(group_error) from group_error
+
+    async def _deliver_groups(self, shared: Sequence[Wanted], rest: Sequence[Wanted]) -> None:
+        length, limit = self.kv_format.chunk_bytes, self.rooms.staging.window_limit
+        if shared:
+            first = blob_name(self._namespace, shared[0][1].blob_id)
+            size = shared_group_size(length, with_tier=not self.rooms.staging.holds(first))
+            await self._deliver_in([Room(None, self.shared)] * PIPELINE_DEPTH, groups(shared, size))
+        if rest:
+            size = group_size(length, limit)
+            async with self._windows(rest[:size], -(-len(rest) // size)) as rooms:
+                await self._deliver_in(rooms, groups(rest, size))
 
     @asynccontextmanager
     async def _windows(self, group: Sequence[Wanted], count: int) -> AsyncIterator[Sequence[Room]]:
@@ -107,7 +122,7 @@ class GroupReader:
     async def _deliver_some(self, room: Room, work: Iterator[_Turn], rooms: int) -> None:
         for group, left, turn, next_turn in work:
             last = left < rooms  # one of these for each room: it is zeroed at the end of that
-            await self._fill_and_deliver(parts_of(group), room, turn, last=last)
+            await self._fill_and_deliver(parts_of(group, self._namespace), room, turn, last=last)
             await turn.wait()
             next_turn.set()
             if last:
@@ -120,26 +135,30 @@ class GroupReader:
     async def _fill_and_deliver(self, parts: Sequence[Part], room: Room, turn: asyncio.Event, *, last: bool) -> None:
         """Runs of residents together, everything else alone. After the `last` part nothing more comes to the room."""
         while parts:
+            await self._ahead.reached(parts)
             count = await self._deliver_residents(parts, room, turn, last=last)
             if count == 0:
+                if self._ahead.begins(parts[0]):
+                    continue
+                self._ahead.missed(parts[0])
                 await self._deliver_alone(parts[0], room, turn, last=last and len(parts) == 1)
-            parts = parts[max(1, count) :]
+            passed = max(1, count)
+            self._ahead.passed(parts[:passed])
+            parts = parts[passed:]
 
     async def _deliver_residents(self, parts: Sequence[Part], room: Room, turn: asyncio.Event, *, last: bool) -> int:
         """Deliver the leading run that staging has; its length."""
-        names = blob_names(self.place.scope.namespace, b"".join([part.found.blob_id for part in parts]))
-        blobs = [(name, part.found.sealed_length) for name, part in zip(names, parts, strict=True)]
+        blobs = [(part.name, part.found.sealed_length) for part in parts]
         if room.window is not None and self.sink.pushes and self.rooms.staging.holds(blobs[0][0]):
             await turn.wait()  # now, because nobody waits while holding residents
         with self.rooms.staging.residents(self.reader, blobs) as readings:
             openings = self._openings(parts, readings)
             rest = await self._open(openings, room, turn, last=last and len(openings) == len(parts))
-        await self._finish(openings, rest, STAGING, turn)
+        await self._finish(openings, rest, turn)
         for opening in openings:
             if opening.fault is not None:
-                part = opening.part
-                await self._refuse(STAGING, self._name(part.found), part.found, opening.fault)
-                await self._deliver_alone(part, room, turn, last=False)
+                await self._refuse(opening.origin, opening.part, opening.fault)
+                await self._deliver_alone(opening.part, room, turn, last=False, refused={opening.origin})
         return len(openings)
 
     def _openings(self, parts: Sequence[Part], readings: Sequence[Reading]) -> list[Opening]:
@@ -147,19 +166,20 @@ class GroupReader:
         openings = []
         for part, reading in zip(parts, readings, strict=False):
             try:
-                openings.append(self._opening(part, reading))
+                origin = TIER if self._ahead.brought(part.name) else STAGING
+                openings.append(self._opening(part, reading, origin))
             except KeyUnavailable:
                 break
         return openings
 
-    def _opening(self, part: Part, reading: Reading) -> Opening:
+    def _opening(self, part: Part, reading: Reading, origin: str) -> Opening:
         found = part.found
         same = found.epoch, found.length, found.created_ms, found.seg_log2
         known = self._sealed_as.get(same)  # chunks that came together share all that is not their own
         if known is None:
             address = BlobAddress(
                 tenant=self.place.scope.tenant,
-                namespace=self.place.scope.namespace,
+                namespace=self._namespace,
                 epoch=found.epoch,
                 length=found.length,
                 created_ms=found.created_ms,
@@ -167,28 +187,28 @@ class GroupReader:
                 seg_log2=found.seg_log2,
             )
             known = self._sealed_as[same] = self.place.keys.data_key(found.epoch), address
-        return Opening(part, *known, reading.view)
+        return Opening(part, *known, reading.view, origin)
 
-    async def _deliver_alone(self, part: Part, room: Room, turn: asyncio.Event, *, last: bool) -> None:
-        """Deliver a chunk from the first tier whose blob opens; from none it is a miss."""
-        name = self._name(part.found)
-        refused: set[str] = set()
-        for tier in self._sources(name, part.found):
+    async def _deliver_alone(
+        self, part: Part, room: Room, turn: asyncio.Event, *, last: bool, refused: Collection[str] = ()
+    ) -> None:
+        """Deliver a chunk from the first tier whose blob opens, but for `refused` ones; from none it is a miss."""
+        refused = {*refused}
+        for tier in self._sources(part, refused):
             try:
-                async with self._filled(tier, name, part.found) as reading:
-                    opening = self._opening(part, reading)
-                    origin = STAGING if reading.was_resident else tier
+                async with self._filled(tier, part) as reading:
+                    opening = self._opening(part, reading, STAGING if reading.was_resident else tier)
                     rest = await self._open([opening], room, turn, last=last)
                     if opening.fault is None and not reading.was_resident:
-                        self._promote(tier, name, part.found, wanted="nvme" in refused or not part.found.on_nvme)
+                        self._promote(tier, part, wanted="nvme" in refused or not part.found.on_nvme)
                 if opening.fault is None:
-                    await self._finish([opening], rest, origin, turn)
+                    await self._finish([opening], rest, turn)
                     return
                 refused.add(tier)
-                await self._refuse(tier, name, part.found, opening.fault)
+                await self._refuse(tier, part, opening.fault)
             except (BlobMissing, BlobDamaged) as error:
                 refused.add(tier)
-                await self._refuse(tier, name, part.found, error)
+                await self._refuse(tier, part, error)
             except (TierUnavailable, TierMisconfigured, TimeoutError) as error:
                 self.degraded = f"the {tier} tier did not answer: {error}" if str(error) else f"{tier} timed out"
                 self.rooms.metrics.tier_failures.labels(tier, "get").inc()
@@ -196,27 +216,29 @@ class GroupReader:
                 self.degraded = str(error)
                 return
 
-    def _sources(self, name: str, found: FoundChunk) -> Iterator[str]:
-        tiers = self.rooms.tiers
+    def _sources(self, part: Part, refused: Collection[str]) -> Iterator[str]:
+        tiers, found = self.rooms.tiers, part.found
         placed = [tier for tier, there in (("nvme", found.on_nvme), ("s3", found.on_s3)) if there and tier in tiers]
-        if self.rooms.staging.holds(name):
+        if self.rooms.staging.holds(part.name):
             yield STAGING
-        yield from placed
+        yield from (tier for tier in placed if tier not in refused)
 
     @asynccontextmanager
-    async def _filled(self, tier: str, name: str, found: FoundChunk) -> AsyncIterator[Reading]:
+    async def _filled(self, tier: str, part: Part) -> AsyncIterator[Reading]:
         """The resident, filled from `tier` if it is not there, before the deadline."""
+        if (answer := self._ahead.answer(tier, part.name)) is not None:
+            raise answer
 
         async def fill(view: memoryview) -> None:
             if tier == STAGING:
                 raise BlobMissing("the resident left staging")
-            await self.rooms.tiers[tier].get_into(name, view)
+            await self.rooms.tiers[tier].get_into(part.name, view)
 
         limit = self._remaining()
         async with AsyncExitStack() as stack:
             async with asyncio.timeout(limit):
                 reading = await stack.enter_async_context(
-                    self.rooms.staging.read(self.reader, name, found.sealed_length, limit, fill)
+                    self.rooms.staging.read(self.reader, part.name, part.found.sealed_length, limit, fill)
                 )
             yield reading
 
@@ -234,21 +256,23 @@ class GroupReader:
         push = self.sink.pushes and turn.is_set()
         return await self.rooms.workers.run(lambda: open_all(openings, room, self.sink, push=push, last=last))
 
-    async def _finish(self, openings: Sequence[Opening], rest: Delivery | None, tier: str, turn: asyncio.Event) -> None:
+    async def _finish(self, openings: Sequence[Opening], rest: Delivery | None, turn: asyncio.Event) -> None:
         """Deliver what has not left when it was opened, and count what was delivered."""
         if rest is not None:
             await turn.wait()
             await rest.finish()
-        delivered = [opening.part for opening in openings if opening.fault is None]
-        self.served.update((part.index, tier) for part in delivered)
-        self.rooms.metrics.get_bytes.labels(tier).inc(sum(part.found.length for part in delivered))
+        moved: Counter[str] = Counter()
+        for opening in openings:
+            if opening.fault is None:
+                self.served[opening.part.index] = opening.origin
+                moved[opening.origin] += opening.part.found.length
+        for origin, nbytes in moved.items():
+            self.rooms.metrics.get_bytes.labels(origin).inc(nbytes)
 
-    async def _refuse(
-        self, tier: str, name: str, found: FoundChunk, error: BlobMissing | BlobDamaged | SealBroken
-    ) -> None:
+    async def _refuse(self, tier: str, part: Part, error: BlobMissing | BlobDamaged | SealBroken) -> None:
         """What a tier gave is not the blob: nobody reads it from there again."""
-        rooms = self.rooms
-        rooms.staging.drop(name)
+        rooms, found = self.rooms, part.found
+        rooms.staging.drop(part.name)
         reason = error.reason if isinstance(error, SealBroken) else type(error).__name__
         rooms.metrics.refused_blobs.labels(tier, reason).inc()
         if tier == STAGING:
@@ -263,13 +287,14 @@ class GroupReader:
         if dead:
             rooms.backlog.note_dead(scope)
 
-    def _promote(self, tier: str, name: str, found: FoundChunk, *, wanted: bool) -> None:
+    def _promote(self, tier: str, part: Part, *, wanted: bool) -> None:
         """A blob read from below that NVMe has not, or not whole, is due there; until then the resident stays."""
-        if tier == "s3" and wanted and "nvme" in self.rooms.tiers and self.rooms.staging.soil(name):
-            self.rooms.backlog.note_promotion(self.place.scope, found.blob_id)
+        if tier == "s3" and wanted and "nvme" in self.rooms.tiers and self.rooms.staging.soil(part.name):
+            self.rooms.backlog.note_promotion(self.place.scope, part.found.blob_id)
 
-    def _name(self, found: FoundChunk) -> str:
-        return blob_name(self.place.scope.namespace, found.blob_id)
+    @property
+    def _namespace(self) -> UUID:
+        return self.place.scope.namespace
 
     def _remaining(self) -> float:
         return max(0.0, self.deadline - self.rooms.clock.monotonic())

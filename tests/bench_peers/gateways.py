@@ -9,7 +9,14 @@ from typing import Final
 
 from kvgw.bench import gateway as gateway_process
 from kvgw.bench import worker
-from kvgw.bench.gateway import START_SECONDS, GatewayAnnounced, GatewayOrder, GatewayUnderTest, gateway_under_test
+from kvgw.bench.gateway import (
+    START_SECONDS,
+    GatewayAnnounced,
+    GatewayOrder,
+    GatewayUnderTest,
+    gateway_under_test,
+    shared_memory,
+)
 from kvgw.bench.operator import operator_of
 from kvgw.bench.plan import MIB, BenchError, Options, TransportName
 from kvgw.bench.run import Bench, System
@@ -42,17 +49,20 @@ async def staged(transport: TransportName, folder: Path) -> AsyncIterator[Conten
 
 
 @asynccontextmanager
-async def in_tier(tier: Tier, bucket: BucketPlace | None, folder: Path) -> AsyncIterator[Contender]:
+async def in_tier(
+    tier: Tier, bucket: BucketPlace | None, folder: Path, transport: TransportName = "unix"
+) -> AsyncIterator[Contender]:
     """PUT returns when the tier has it; GET reads from there."""
+    (case,) = CASES[tier]
     async with client(f"gateway over {tier}", gateway_process.__name__, log=folder / "gateway.log") as process:
-        process.tell(GatewayOrder(_settings(tier, bucket, folder), str(folder / "gateway"), "unix"))
+        process.tell(GatewayOrder(_settings(tier, bucket, folder, transport), str(folder / "gateway"), transport))
         announced = await process.hear(GatewayAnnounced, START_SECONDS)
         gateway = GatewayUnderTest(parse_endpoint(announced.endpoint), announced.token, process.pid)
-        (case,) = CASES[tier]
         options = Options(
             chunk_bytes=(case.chunk_bytes,),
             batch=case.batch,
             round_bytes=case.stored_bytes,
+            transport=transport,
             durability=Durability(tier),
             endpoint=announced.endpoint,
         )
@@ -74,7 +84,7 @@ async def _driven(
         yield Ours(about, one, (gateway.pid,), operator, folder / "gateway" / "nvme" if tier == "nvme" else None)
 
 
-def _settings(tier: Tier, bucket: BucketPlace | None, folder: Path) -> Settings:
+def _settings(tier: Tier, bucket: BucketPlace | None, folder: Path, transport: TransportName) -> Settings:
     s3 = S3Settings()
     if bucket is not None:
         secret = folder / "secret"
@@ -92,6 +102,7 @@ def _settings(tier: Tier, bucket: BucketPlace | None, folder: Path) -> Settings:
     return Settings(
         server=ServerSettings(http=""),
         staging=StagingSettings(bytes=STAGING_BYTES[tier], tenants=1),
+        shared_memory=shared_memory(transport, CASES[tier], clients=1),
         nvme=NvmeSettings(enabled=tier == "nvme"),
         defaults=DefaultSettings(durability="nvme" if tier == "nvme" else "s3"),
         s3=s3,

@@ -37,7 +37,7 @@ SYSTEMS: Final[Mapping[Tier, tuple[str, ...]]] = {
         "lmcache",
         "mooncake",
     ),
-    "nvme": ("kvgw-nvme",),
+    "nvme": ("kvgw-nvme", "kvgw-nvme-shm"),
     "s3": ("kvgw-s3", "s3-tuned", "s3-default", "s3-obstore"),
 }
 """By the names that --only and --skip take."""
@@ -176,8 +176,8 @@ def _contender(
     for transport in TRANSPORTS:
         if name == f"kvgw-{transport}":
             return gateways.staged(transport, folder)
-    if name == "kvgw-nvme":
-        return gateways.in_tier("nvme", None, folder)
+    if name in SYSTEMS["nvme"]:
+        return gateways.in_tier("nvme", None, folder, "shm" if name.endswith("-shm") else "unix")
     if name in SYSTEMS["s3"]:
         assert bucket is not None
         match name:

@@ -48,6 +48,7 @@ ABOUTS = {
     "kvgw-shm": About("kvgw", "0.1.0", "shm", "memory"),
     "peer": About("peer", "1.2", "tcp", "memory"),
     "kvgw-nvme": About("kvgw nvme", "0.1.0", "unix", "nvme"),
+    "kvgw-nvme-shm": About("kvgw nvme", "0.1.0", "shm", "nvme"),
     "s3-tuned": About("aiobotocore tuned", "3.10.0", "http", "s3"),
 }
 
@@ -120,6 +121,7 @@ def test_a_row_is_the_median_of_its_rounds_and_a_share_of_its_limit() -> None:
         ("kvgw-shm", "get", "copy", 0.125),
         ("kvgw-nvme", "put", "odirect_write", 0.5),
         ("kvgw-nvme", "get", "odirect_read", 1.0),
+        ("kvgw-nvme-shm", "get", "odirect_read", 1.0),
         ("s3-tuned", "put", "tcp_socket_send", 0.5),
     ],
 )

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from storage.errors import StagingBusy
 from storage.host_memory import PAGE
 from tests.support.aio import run
 from tests.support.staging import LONG, A, B, Fill, Pieces, assert_clean, cancel, make, read, store, turns
@@ -144,6 +145,40 @@ def test_cancelled_while_it_waits_a_group_leaves_nothing() -> None:
             waiting = asyncio.create_task(_drafts(staging, A, ["a", "b"]))
             await turns()
             await cancel(waiting)
+        assert_clean(staging)
+
+    run(main())
+
+
+def test_what_was_fetched_is_nobodys_and_its_first_reader_is_its_first_use() -> None:
+    async def main() -> None:
+        staging = make(resident_pages=2).staging
+        for name in ("a", "b"):
+            assert await staging.fetch(A, name, PAGE, Fill())
+            assert not await staging.fetch(A, name, PAGE, Fill(error=AssertionError("it is here")))
+        assert await read(staging, A, "a", Fill()) == (b"sealed", True)
+        assert staging.statistics().hits == 0, "it was brought for this read"
+        assert await staging.fetch(A, "c", PAGE, Fill())
+        assert [staging.holds(name) for name in "abc"] == [False, True, True], "one use does not protect a"
+        for _ in range(2):
+            with staging.residents(A, [("b", PAGE)]) as readings:
+                assert len(readings) == 1
+        assert staging.statistics().hits == 1
+        assert await staging.fetch(A, "d", PAGE, Fill())
+        assert [staging.holds(name) for name in "bcd"] == [True, False, True], "two uses protect b"
+        assert_clean(staging)
+
+    run(main())
+
+
+def test_a_fetch_waits_for_no_memory() -> None:
+    async def main() -> None:
+        staging = make(resident_pages=1).staging
+        fill = Fill()
+        async with staging.draft(A, "held", PAGE, LONG):
+            with pytest.raises(StagingBusy):
+                await staging.fetch(A, "a", PAGE, fill)
+        assert fill.calls == 0
         assert_clean(staging)
 
     run(main())
