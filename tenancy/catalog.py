@@ -35,7 +35,7 @@ from tenancy.eviction import Candidate
 from tenancy.formats import FormatDescription
 from tenancy.inspections import Inspections
 from tenancy.model import FormatRow, FoundChunk, Node, Scope, Usage
-from tenancy.outbox import Waiting
+from tenancy.outbox import Debts, Waiting
 from tenancy.placements import Claim, DueWrite, Endings, Turn
 from tenancy.presence import Presence
 from tenancy.putting import Committed, Reserved
@@ -241,6 +241,18 @@ class Catalog(Registrar, Records, Presence, Inspections):
     async def on_disk(self, scope: Scope, blob_ids: Sequence[bytes]) -> set[bytes]:
         return await self._database.read(
             partial(outbox.on_disk, scope=scope, node=self.node, blob_ids=blob_ids), Sight(scope.tenant)
+        )
+
+    async def debts(self, scope: Scope, blob_ids: Sequence[bytes]) -> Debts:
+        return await self._database.read(
+            partial(outbox.debts, scope=scope, node=self.node, blob_ids=blob_ids), Sight(scope.tenant)
+        )
+
+    async def renew(self, scope: Scope, now_ms: int, limit: int) -> int:
+        return await self._database.write(
+            partial(repair.renew, scope=scope, node=self.node, now_ms=now_ms, limit=limit),
+            Sight(scope.tenant),
+            ends_nothing,
         )
 
     async def promote(self, scope: Scope, blob_ids: Sequence[bytes], now_ms: int) -> set[bytes]:

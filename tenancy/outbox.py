@@ -1,16 +1,18 @@
-"""This node's outbox: how much waits to be written by it and for how long, and what of it is safe on its disk."""
+"""This node's outbox: how much waits to be written by it and for how long, what of it is safe on its disk, and what of
+all that waits in staging is owed at all.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
-from sqlalchemy import Connection, and_, bindparam, func, literal_column, or_, select
+from sqlalchemy import Connection, Select, and_, bindparam, exists, func, literal_column, or_, select
 
 from tenancy.model import Node, Scope
-from tenancy.prepared import KeyStatement, bound, owner
-from tenancy.schema import UNSETTLED, chunk, owned, placement
+from tenancy.prepared import KeyStatement, Parameters, bound, owner
+from tenancy.schema import UNSETTLED, chunk, owned, placement, reservation
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,33 @@ class Waiting:
     """Since when (Unix ms) the oldest has waited, however often it was tried."""
 
 
+@dataclass(frozen=True, slots=True)
+class Debts:
+    """What the catalog knows of blobs that wait in this gateway's staging; of the others it has no row."""
+
+    owed: frozenset[bytes]
+    """Still to be written, into this node's disk or into S3."""
+    kept: frozenset[bytes]
+    """Live, and nothing of them is to be written."""
+    ended: frozenset[bytes]
+    """On their way out."""
+    under_way: frozenset[bytes]
+    """This process's reservations: a blob without a row may belong to one of them."""
+
+
+def _states(blob_ids: Parameters) -> Select[Any]:
+    due = exists(
+        select(1).where(
+            *bound(placement),
+            placement.c.blob_id == chunk.c.blob_id,
+            placement.c.state.in_([literal_column("'due'"), literal_column("'writing'")]),
+            or_(placement.c.tier == literal_column("'s3'"), placement.c.node == bindparam("here")),
+        )
+    )
+    return select(chunk.c.blob_id, chunk.c.state, due).where(*bound(chunk), chunk.c.blob_id.in_(blob_ids))
+
+
+STATES: Final = KeyStatement(_states)
 OWN: Final = KeyStatement(
     lambda: (
         select(placement.c.tier, func.count(), func.sum(placement.c.length), func.min(placement.c.updated_ms))
@@ -52,6 +81,21 @@ def own_outbox(connection: Connection, scope: Scope, node: Node) -> dict[str, Wa
     """Per tier what this node is to write: into its disk, and into S3 what was stored through it."""
     rows = OWN.rows(connection, {**owner(scope), "here": node.node})
     return {tier: Waiting(count, int(length), since_ms) for tier, count, length, since_ms in rows}
+
+
+def debts(connection: Connection, scope: Scope, node: Node, blob_ids: Sequence[bytes]) -> Debts:
+    """What this node still owes of these blobs."""
+    # The reservations first: of one that is over by now, the rows are there.
+    under_way = connection.scalars(
+        select(reservation.c.reservation_id).where(*owned(reservation, scope), reservation.c.owner == node.boot)
+    ).all()
+    rows = STATES.rows(connection, {**owner(scope), "here": node.node}, blob_ids)
+    return Debts(
+        owed=frozenset(blob_id for blob_id, state, due in rows if state == "live" and due),
+        kept=frozenset(blob_id for blob_id, state, due in rows if state == "live" and not due),
+        ended=frozenset(blob_id for blob_id, state, _ in rows if state != "live"),
+        under_way=frozenset(under_way),
+    )
 
 
 def on_disk(connection: Connection, scope: Scope, node: Node, blob_ids: Sequence[bytes]) -> set[bytes]:

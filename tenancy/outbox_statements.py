@@ -36,6 +36,11 @@ def _copied(*there: ColumnElement[bool]) -> ColumnElement[bool]:
     return exists(select(1).where(*bound(_COPY), _COPY.c.blob_id == placement.c.blob_id, _COPY.c.state == _OK, *there))
 
 
+def _is_over(until_ms: ColumnElement[int]) -> ColumnElement[bool]:
+    """The time has come, or is further away than any time that was right."""
+    return or_(until_ms <= bindparam("now"), until_ms > bindparam("furthest"))
+
+
 def _free() -> Select[Any]:
     at_home = exists(
         select(1).where(*bound(chunk), chunk.c.blob_id == placement.c.blob_id, chunk.c.home_boot == bindparam("boot"))
@@ -43,8 +48,8 @@ def _free() -> Select[Any]:
     on_nvme = _copied(_COPY.c.tier == _NVME, _COPY.c.node == bindparam("here"))
     on_s3 = _copied(_COPY.c.tier == _S3)
     free = or_(
-        and_(placement.c.state == _DUE, placement.c.not_before_ms <= bindparam("now")),
-        and_(placement.c.state == _WRITING, placement.c.lease_ms <= bindparam("now")),
+        and_(placement.c.state == _DUE, _is_over(placement.c.not_before_ms)),
+        and_(placement.c.state == _WRITING, _is_over(placement.c.lease_ms)),
         # The folder is one process's at a time: whoever else began a write into it has ended.
         and_(
             placement.c.state == _WRITING,

@@ -15,6 +15,7 @@ from tenancy.model import Node, Scope
 from tenancy.prepared import owner
 from tenancy.repair import abandon_unreadable
 from tenancy.schema import UNSETTLED, owned, placement
+from tenancy.timekeeping import FURTHEST_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,15 @@ def claim_due(
     Only of blobs that this process can read: from its staging, this node's NVMe, or S3. At most `limit`, and of
     `bytes_max` bytes in all, but one whatever its size. Since when they are due is not changed by trying.
     """
-    values = {**owner(scope), "in_tier": tier, "here": node.node, "boot": node.boot, "now": now_ms, "most": limit}
+    values = {
+        **owner(scope),
+        "in_tier": tier,
+        "here": node.node,
+        "boot": node.boot,
+        "now": now_ms,
+        "furthest": now_ms + FURTHEST_MS,
+        "most": limit,
+    }
     due = [
         DueWrite(scope, blob_id, name, tier, at, length, attempts, _sources(on_nvme, on_s3))
         for blob_id, name, at, length, attempts, on_nvme, on_s3 in statements.FREE.rows(connection, values)

@@ -10,9 +10,14 @@ from sqlalchemy import Connection, Select, delete, func, insert, or_, select, te
 from tenancy.errors import CatalogMisconfigured, NodeTaken
 from tenancy.model import Node
 from tenancy.schema import clock_mark, gateway_process, maintenance_lease
+from tenancy.timekeeping import FURTHEST_MS
 
 PROCESS_LEASE_MS: Final = 15_000
 """A gateway that was not heard for so long is taken for dead, and what only its staging held for lost."""
+
+
+CLOCKS_MS: Final = 60_000
+"""More than the times of two gateways of one catalog differ by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,14 +126,15 @@ def alive(now_ms: int, lease_ms: int) -> Select[tuple[str]]:
 
 
 def lead(connection: Connection, job: str, node: Node, until_ms: int, now_ms: int) -> bool:
-    """Take or keep a job that one gateway does for all; whether this process has it until `until_ms`."""
+    """Take or keep a job that one gateway does for all; whether this process has it until `until_ms`.
+
+    Who has it for far longer than anybody asks for it had a clock that was ahead, and has ended.
+    """
+    over = or_(maintenance_lease.c.owner == node.boot, maintenance_lease.c.until_ms <= now_ms)
+    if until_ms > now_ms:
+        over = or_(over, maintenance_lease.c.until_ms > max(until_ms, now_ms + FURTHEST_MS) + CLOCKS_MS)
     taken = connection.execute(
-        update(maintenance_lease)
-        .where(
-            maintenance_lease.c.job == job,
-            or_(maintenance_lease.c.owner == node.boot, maintenance_lease.c.until_ms <= now_ms),
-        )
-        .values(owner=node.boot, until_ms=until_ms)
+        update(maintenance_lease).where(maintenance_lease.c.job == job, over).values(owner=node.boot, until_ms=until_ms)
     )
     if taken.rowcount == 1:
         return True

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
-from sqlalchemy import ColumnElement, Connection, and_, exists, insert, select, update
+from sqlalchemy import ColumnElement, Connection, and_, exists, insert, or_, select, update
 
 from tenancy import quota
 from tenancy.model import Node, Scope
 from tenancy.removal import remove_entries
-from tenancy.schema import chunk, entry, owned, placement
+from tenancy.schema import UNSETTLED, chunk, entry, owned, placement
+
+REST_MS: Final = 60_000
+"""A placement that proved wrong rests for so long, times the square of its tries, before it is written anew."""
 
 
 def quarantine(connection: Connection, scope: Scope, blob_id: bytes, tier: str, node: str, now_ms: int) -> None:
@@ -26,6 +30,49 @@ def quarantine(connection: Connection, scope: Scope, blob_id: bytes, tier: str, 
         )
         .values(state="quarantined", updated_ms=now_ms)
     )
+
+
+def renew(connection: Connection, scope: Scope, node: Node, now_ms: int, limit: int) -> int:
+    """Up to `limit` quarantined placements that this node can write anew from another tier are due again; how many.
+
+    It is the same blob, so its name still means the same bytes. Each time it proves wrong again it rests for longer:
+    nobody has looked whether the other copy is any better.
+    """
+    quota.lock(connection, scope)
+    copy = placement.alias("copy")
+    readable = or_(
+        and_(placement.c.tier == "s3", copy.c.tier == "nvme", copy.c.node == node.node),
+        and_(placement.c.tier == "nvme", placement.c.node == node.node, copy.c.tier == "s3"),
+    )
+    tries = placement.c.attempts + 1
+    rows = connection.execute(
+        select(placement.c.blob_id, placement.c.tier, placement.c.node)
+        .where(
+            *owned(placement, scope),
+            placement.c.state == "quarantined",
+            UNSETTLED,
+            or_(placement.c.updated_ms + REST_MS * tries * tries <= now_ms, placement.c.updated_ms > now_ms),
+            exists(
+                select(1).where(
+                    *owned(copy, scope), copy.c.blob_id == placement.c.blob_id, copy.c.state == "ok", readable
+                )
+            ),
+        )
+        .limit(limit)
+    ).all()
+    for tier, at in {(row.tier, row.node) for row in rows}:
+        connection.execute(
+            update(placement)
+            .where(
+                *owned(placement, scope),
+                placement.c.tier == tier,
+                placement.c.node == at,
+                placement.c.blob_id.in_([row.blob_id for row in rows if (row.tier, row.node) == (tier, at)]),
+                placement.c.state == "quarantined",
+            )
+            .values(state="due", attempts=tries, not_before_ms=now_ms, updated_ms=now_ms)
+        )
+    return len(rows)
 
 
 def abandon_unreadable(connection: Connection, scope: Scope, blob_ids: Sequence[bytes], now_ms: int) -> list[bytes]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from sqlalchemy import Connection, bindparam, delete, insert
+from sqlalchemy import Connection, bindparam, delete, insert, or_
 
 from tenancy import quota
 from tenancy.errors import ReservationExpired
 from tenancy.model import Scope
 from tenancy.prepared import KeyStatement, bound, owner
 from tenancy.schema import owned, reservation
+from tenancy.timekeeping import FURTHEST_MS
 
 _COLUMNS: Final = tuple(column.name for column in reservation.columns)
 _HELD: Final = (reservation.c.bytes, reservation.c.objects, reservation.c.s3_bytes)
@@ -56,7 +57,6 @@ def end(connection: Connection, scope: Scope, reservation_id: bytes) -> quota.Ch
 
 def end_expired(connection: Connection, scope: Scope, now_ms: int) -> tuple[int, quota.Change]:
     """Drop those whose lease ran out: their number, and what they held, which is counted still."""
-    rows = connection.execute(
-        delete(reservation).where(*owned(reservation, scope), reservation.c.expires_ms <= now_ms).returning(*_HELD)
-    ).all()
+    over = or_(reservation.c.expires_ms <= now_ms, reservation.c.expires_ms > now_ms + FURTHEST_MS)
+    rows = connection.execute(delete(reservation).where(*owned(reservation, scope), over).returning(*_HELD)).all()
     return len(rows), quota.Change(*(sum(column) for column in zip(*rows, strict=True)))

@@ -15,6 +15,7 @@ from tenancy.model import Node, Scope
 from tenancy.processes import PROCESS_LEASE_MS, alive
 from tenancy.removal import remove_entries
 from tenancy.schema import UNSETTLED, chunk, entry, owned, placement, tombstone
+from tenancy.timekeeping import FURTHEST_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ def doomed(
             placement.c.state == "doomed",
             UNSETTLED,
             or_(placement.c.tier == "s3", placement.c.node == node.node),
-            placement.c.not_before_ms <= now_ms,
+            or_(placement.c.not_before_ms <= now_ms, placement.c.not_before_ms > now_ms + FURTHEST_MS),
         )
         .limit(limit)
     )

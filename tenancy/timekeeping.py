@@ -1,8 +1,22 @@
-"""The catalog's time: Unix milliseconds that never run backward, so that what expired stays expired."""
+"""The catalog's time: Unix milliseconds that never run backward, so that what expired stays expired, and never stand.
+
+Where the clock that it follows was set back, time goes on at half its pace until that clock has caught up: retries,
+leases and lifetimes last twice as long meanwhile, and nothing waits for an hour because a clock was an hour wrong.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Final, Protocol
+
+PACE: Final = 0.5
+"""Of the time told while it is ahead of the clock that it follows. Below 1, or it would never be caught up with."""
+
+
+FURTHEST_MS: Final = 900_000
+"""No retry, lease of a write or reservation that is written down ends later than so far ahead (law 9).
+
+What does was written by a process that ended while its clock was ahead, before it could say how late it was: it is due.
+"""
 
 
 class Clock(Protocol):
@@ -24,6 +38,8 @@ class CatalogTime:
     def __init__(self, clock: Clock, high_water_ms: int) -> None:
         self._clock = clock
         self._latest_ms = high_water_ms
+        self._latest_at = clock.monotonic()
+        """When it was that late (monotonic seconds), if the clock that is followed has not been as late since."""
         self.found_ms = high_water_ms
         """The latest time that the catalog knew when it was opened."""
         self.began_ms = clock.now_ms()
@@ -31,8 +47,11 @@ class CatalogTime:
         self._offset_ms: float | None = None
 
     def now_ms(self) -> int:
-        self._latest_ms = max(self._latest_ms, self._unclamped_ms())
-        return self._latest_ms
+        followed_ms, least_ms = self._unclamped_ms(), self._least_ms()
+        if followed_ms < least_ms:
+            return least_ms
+        self._latest_ms, self._latest_at = followed_ms, self._clock.monotonic()
+        return followed_ms
 
     def adopt(self, database_ms: int, asked_at: float, answered_at: float) -> None:
         """Follow the database's clock, which showed `database_ms` between the two monotonic times (seconds).
@@ -46,12 +65,16 @@ class CatalogTime:
     @property
     def behind_ms(self) -> int:
         """By how much the time told is ahead of the clock that is followed; 0 when it is not."""
-        return max(0, self._latest_ms - self._unclamped_ms())
+        return max(0, self._least_ms() - self._unclamped_ms())
 
     @property
     def skew_ms(self) -> int:
         """The machine's wall clock minus the database's; 0 where there is no database server."""
         return 0 if self._offset_ms is None else self._clock.now_ms() - self._unclamped_ms()
+
+    def _least_ms(self) -> int:
+        """As late as it is, whatever the clock that is followed shows."""
+        return self._latest_ms + int(PACE * 1000 * (self._clock.monotonic() - self._latest_at))
 
     def _unclamped_ms(self) -> int:
         if self._offset_ms is None:

@@ -115,7 +115,7 @@ class Books:
         head = await rooms.catalog.audit_head()
         last = await rooms.catalog.last_checkpoint()
         seq, at_ms, note = last or (0, 0, "")
-        if head.seq == seq or (head.seq - seq < CHECKPOINT_RECORDS and now_ms - at_ms < CHECKPOINT_MS):
+        if head.seq == seq or (head.seq - seq < CHECKPOINT_RECORDS and 0 <= now_ms - at_ms < CHECKPOINT_MS):
             return
         checked = await self._checked(note, head.seq)
         one = checkpoints.sign(rooms.signer, checked.seq, checked.hash, now_ms)

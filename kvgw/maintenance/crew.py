@@ -24,6 +24,7 @@ from kvgw.maintenance.fsck import Fsck
 from kvgw.maintenance.keycare import KeyCare
 from kvgw.maintenance.orphans import OrphanReport, OrphanSweep
 from kvgw.maintenance.scrub import Scrub
+from kvgw.maintenance.settling import Settling
 from kvgw.maintenance.sweep import Sweep
 from kvgw.maintenance.writeback import WriteBack
 from kvgw.runtime import first_cause
@@ -71,6 +72,7 @@ class Crew:
         self._pace = pace
         self._told: dict[str, str] = {}
         self.write_back = WriteBack(rooms, rates or {})
+        self.settling = Settling(rooms)
         self.sweep = Sweep(rooms)
         self.keys = KeyCare(rooms)
         self.books = Books(rooms)
@@ -137,6 +139,7 @@ class Crew:
         rooms.outbox.keep(scopes)
         await self.write_back.measure(scopes)
         await self.write_back.relieve(scopes)
+        await self.settling.look(scopes)
         now_ms, waiting = rooms.time.now_ms(), rooms.outbox.waiting()
         for tier in rooms.tiers:
             one = waiting.get(tier)
@@ -159,6 +162,7 @@ class Crew:
                 if leads:
                     await self.sweep.expire(scope)
                     await self.sweep.recover(scope)
+                await self.sweep.renew(scope)
                 await self.sweep.collect(scope)
 
     async def tend_keys(self) -> None:
@@ -225,8 +229,9 @@ class Crew:
     async def write_down_hits(self) -> None:
         """Add the gathered hits to their entries: few at a time, since PUTs of the namespace wait meanwhile."""
         for scope, hits in self._rooms.backlog.take_hits().items():
-            for start in range(0, len(hits), HITS_BATCH):
-                await self._rooms.catalog.record_hits(scope, hits[start : start + HITS_BATCH])
+            with contextlib.suppress(NamespaceUnknown):  # it was deleted meanwhile; the hits of others count
+                for start in range(0, len(hits), HITS_BATCH):
+                    await self._rooms.catalog.record_hits(scope, hits[start : start + HITS_BATCH])
 
     async def reach(self) -> None:
         """Ask S3 for a blob that cannot be, so that an outage is known, and said, before anybody needs it."""

@@ -26,6 +26,7 @@ from tenancy.deletion.selection import Namespace as Whole
 from tenancy.errors import DeletionUnsupported, NamespaceUnknown, TenancyError
 from tenancy.model import Namespace
 from tenancy.registrar import GATEWAY
+from tenancy.timekeeping import FURTHEST_MS
 
 log = logging.getLogger("kvgw.maintenance")
 
@@ -94,7 +95,7 @@ class Erasing:
                 return await self._erase(job, leads=leads)
             case "verifying":
                 return await self._verify(job, leads=leads)
-            case "failed" if leads and job.progress.retry_ms <= self._rooms.time.now_ms():
+            case "failed" if leads and not 0 < job.progress.retry_ms - self._rooms.time.now_ms() <= FURTHEST_MS:
                 progress = Progress(
                     attempt=job.progress.attempt + 1,
                     removed=job.progress.removed,

@@ -52,6 +52,13 @@ class Sweep:
             if count < BATCH and len(gone) < BATCH:
                 return purged
 
+    async def renew(self, scope: Scope) -> int:
+        """Have what proved wrong written anew, where this node has good bytes of it or S3 has; how many placements."""
+        count = await self._rooms.catalog.renew(scope, self._rooms.time.now_ms(), BATCH)
+        if count:
+            self._rooms.backlog.note_writes(scope)
+        return count
+
     async def recover(self, scope: Scope) -> int:
         """End the entries whose only copy was in the staging of a process that is not alive any more; how many."""
         rooms = self._rooms

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from unittest import mock
 
 from msgspec.structs import replace
 
+import kvgw.gateway.put
 import kvgw.wiring
 import kvgw.witness
 import tenancy.deletion.deletions
@@ -29,7 +30,9 @@ from tenancy.catalog import Catalog
 from tenancy.engine import Database
 from tenancy.errors import TenancyError
 from tenancy.keys.environmentroot import EnvironmentRootKey
+from tenancy.keys.secret import SecretBytes
 from tenancy.keys.signing import Signer
+from tenancy.naming import entry_keys
 from tenancy.sight import NO_TENANT
 from tests.simulation.seams import OwnDatabase, ServerDatabase, SimKeyStore, SimWorkers
 from tests.simulation.tiers import FaceTracer, NvmeFace, S3Face
@@ -108,7 +111,13 @@ def simulated(world: World) -> Iterator[None]:
     def tracers_of(_settings: object, _data: object, _workers: object, nvme: Any, s3: Any) -> dict[str, Tracer]:
         return {"nvme": FaceTracer(nvme), "s3": FaceTracer(s3)}
 
+    def noted_keys(mac: SecretBytes, fingerprint: bytes, keys: Sequence[bytes]) -> list[bytes]:
+        found = list(entry_keys(mac, fingerprint, keys))
+        world.entry_of |= {key.decode(): entry_key for key, entry_key in zip(keys, found, strict=True)}
+        return found
+
     with ExitStack() as patches:
+        patches.enter_context(mock.patch.object(kvgw.gateway.put, "entry_keys", noted_keys))
         for name, instead in (
             ("open_database", open_database),
             ("open_keys", open_keys),

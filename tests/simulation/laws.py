@@ -64,7 +64,10 @@ class Laws:
         there = {("s3", "", name) for name in self._world.bucket.objects}
         for node in self._world.nodes:
             there |= {("nvme", node.name, name) for name in node.disk.visible}
-            found += [f"{node.letter} does not serve"] if node.serving is None else []
+            if node.serving is None:
+                found.append(f"{node.letter} does not serve")
+            elif dirty := node.serving.rooms.staging.dirty_names():
+                found.append(f"{len(dirty)} blobs that wait in the staging of {node.name}, as {dirty[0]}")
         if there - rows:
             found.append(f"{len(there - rows)} blobs without a row, as {min(there - rows)}")
         if rows - there:

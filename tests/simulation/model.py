@@ -20,6 +20,11 @@ ZOMBIE_S: Final = 75.0
 MARGIN_MS: Final = 13_000
 """By so much two gateways' ideas of the catalog's time may differ, when its answers take long."""
 
+_PLACED: Final = """
+SELECT p.node, p.object FROM entry e JOIN chunk c USING (tenant_id, namespace_id, blob_id)
+  JOIN placement p USING (tenant_id, namespace_id, blob_id)
+WHERE e.entry_key = ? AND c.state = 'live' AND p.tier = 'nvme' AND p.state = 'ok'
+"""
 Name: TypeAlias = tuple[str, str]
 """Namespace, as ``tenant/namespace``, and key."""
 
@@ -153,15 +158,31 @@ class Model:
                 if state is State.NEVER and unchanged:
                     self._world.breach(f"law 6: {name[0]}/{name[1]} was read, and nobody stored it")
             elif (
-                state is State.KEPT and unchanged and fact.state is State.KEPT and whole and self._promised(fact, node)
+                state is State.KEPT
+                and unchanged
+                and fact.state is State.KEPT
+                and whole
+                and self._promised(name, fact, node)
             ):
                 if not self._world.mix.lossy:
                     self._world.breach(f"law 8: {name[0]}/{name[1]} was acknowledged ({fact.durability}) and is lost")
                 fact.state = State.DOUBT
 
-    def _promised(self, fact: Fact, node: str) -> bool:
-        """Whether the key must be readable at this node now."""
-        return fact.durability is Durability.S3 or not node or fact.home == node
+    def _promised(self, name: Name, fact: Fact, node: str) -> bool:
+        """Whether the key must be readable at this node now.
+
+        Equal content is stored once: what another node has stored as durably since is on its disk instead, and is read
+        from here again when S3 has it.
+        """
+        if fact.durability is Durability.S3 or not node:
+            return True
+        return fact.home == node and not self._on_another_disk(name, node)
+
+    def _on_another_disk(self, name: Name, node: str) -> bool:
+        """Whether another node's disk has the key's chunk, so that it outlives a loss of power there."""
+        disks = {one.name: one.disk for one in self._world.nodes if one.name != node}
+        rows = self._world.connection.execute(_PLACED, (self._world.entry_of[name[1]],)).fetchall()
+        return any(at in disks and (blob := disks[at].durable.get(blob_name)) and blob.synced for at, blob_name in rows)
 
     def _settled(self, fact: Fact) -> bool:
         return self._world.loop.now_s >= fact.unsettled_until_s

@@ -77,7 +77,7 @@ class Nemesis:
             await self._strike(disaster, node)
 
     async def heal(self) -> None:
-        """All that can be made good is: partitions end, disks sync, clocks are right, time goes at its usual pace."""
+        """All that can be made good is: partitions end, disks sync, time goes at its usual pace. Clocks stay wrong."""
         world = self._world
         world.mix.on, world.slow = False, 1.0
         world.down.clear()
@@ -85,7 +85,7 @@ class Nemesis:
             task.cancel()
         for node in world.nodes:
             node.cut.clear()
-            node.wanted, node.skew_ms = True, 0
+            node.wanted = True
             node.disk.full = node.disk.sync_fails = False
             if node.process is not None and node.process.frozen:
                 world.loop.thaw(node.process)

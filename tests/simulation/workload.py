@@ -85,8 +85,16 @@ class Worker:
         dice = self._rng.random()
         if len(live) > KEYS_MAX or (live and dice < 0.10):
             await self._delete(client, registered, self._some(live, 3))
-        elif not live or dice < 0.42:
-            await self._put(client, registered, node)
+        elif not live or dice < 0.34:
+            names = [self._new() for _ in range(self._rng.randint(1, 4))]
+            if self._keys and self._rng.random() < 0.4:
+                names.append(self._rng.choice(self._keys))
+            ttl = self._rng.choice((6.0, 20.0)) if self._rng.random() < 0.15 else None
+            await self._put(client, registered, node, names, self._rng.choice(list(Durability)), ttl)
+        elif dice < 0.38:
+            await self._store_twice()
+        elif dice < 0.42:
+            await self._end_what_is_remembered(self._some(live, 3))
         elif dice < 0.85:
             await self.read(client, registered, node, self._some(self._readable(), 5))
         elif dice < 0.95:
@@ -113,15 +121,42 @@ class Worker:
         others = [(self.namespace, key) for _, key in self._model.facts]
         return own + own + others
 
-    async def _put(self, client: Client, registered: Registered, node: Node) -> None:
-        model, rng = self._model, self._rng
-        names = [self._new() for _ in range(rng.randint(1, 4))]
-        if self._keys and rng.random() < 0.4:
-            names.append(rng.choice(self._keys))
+    async def _store_twice(self) -> None:
+        """Equal content through two gateways, the second time for less: what the first was promised stands."""
+        one, other = self._two_nodes()
+        client, registered = await self._speak(one)
+        name = self._new()
+        await self._put(client, registered, one, [name], Durability.NVME, None)
+        await self._put(*await self._speak(other), other, [self._new(like=name)], Durability.STAGED, None)
+        await self.read(client, registered, one, [name])
+
+    async def _end_what_is_remembered(self, names: Sequence[Name]) -> None:
+        """Let one gateway answer from memory, end it through another one, and ask the first again at once."""
+        one, other = self._two_nodes()
+        client, registered = await self._speak(one)
+        for _ in range(2):
+            await self._match(client, registered, names)
+            await asyncio.sleep(self._rng.uniform(0.3, 0.8))
+        await self._delete(*await self._speak(other), names)
+        await self._match(client, registered, names)
+
+    def _two_nodes(self) -> tuple[Node, Node]:
+        """Two of them, where there are two."""
+        nodes = self._rng.sample(self._world.nodes, len(self._world.nodes))
+        return nodes[0], nodes[-1]
+
+    async def _put(
+        self,
+        client: Client,
+        registered: Registered,
+        node: Node,
+        names: Sequence[Name],
+        durability: Durability,
+        ttl: float | None,
+    ) -> None:
+        model = self._model
         names = sorted(set(names))
-        durability = rng.choice(list(Durability))
-        ttl = rng.choice((6.0, 20.0)) if rng.random() < 0.15 else None
-        limit = rng.choice(DEADLINES_S)
+        limit = self._rng.choice(DEADLINES_S)
         chunks = [bytearray(content_of(*name, registered.chunk_bytes)) for name in names]
         for name in names:
             model.begin(name, mortal=ttl is not None)
@@ -209,9 +244,13 @@ class Worker:
             if world.loop.now_s > began + limit_s + 0.01:
                 world.breach(f"law 9: a call took {world.loop.now_s - began:.3f} s, its deadline was {limit_s} s")
 
-    def _new(self) -> Name:
+    def _new(self, *, like: Name | None = None) -> Name:
+        """A new key of this client's; `like`: one with the content of that one."""
         self._count += 1
-        name = (self.namespace, f"{self.name}-{self._count}")
+        key, number = f"{self.name}-{self._count}", 0
+        while like is not None and content_of(self.namespace, key, 8) != content_of(*like, 8):
+            key, number = f"{self.name}-{self._count}.{number}", number + 1
+        name = (self.namespace, key)
         self._keys.append(name)
         return name
 

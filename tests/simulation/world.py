@@ -91,6 +91,8 @@ class World:
         self.rng = random.Random(f"{seed}/world")
         self.mix: Mixture = draw(random.Random(f"{seed}/mixture"))
         self.bucket = Bucket()
+        self.entry_of: dict[str, bytes] = {}
+        """Keys that were ever put, as the catalog has them."""
         self.keys_kept: dict[UUID, dict[int, bytes] | None] = {}
         self.generation = 0
         self.connection, self.engine = _new_catalog()

@@ -20,6 +20,7 @@ from tests.tenancy.catalog_contract import CatalogContract
 from tests.tenancy.catalog_counts import CatalogCounts
 from tests.tenancy.catalog_endings import CatalogEndings
 from tests.tenancy.catalog_nodes import CatalogNodes
+from tests.tenancy.catalog_renewal import CatalogRenewal
 from tests.tenancy.catalog_room import CatalogRoom
 from tests.tenancy.catalog_writes import CatalogWrites
 
@@ -77,6 +78,11 @@ class TestCatalogEndingsOnPostgres(OnPostgres, CatalogEndings):
 
 @pytest.mark.postgres
 class TestCatalogNodesOnPostgres(OnPostgres, CatalogNodes):
+    pass
+
+
+@pytest.mark.postgres
+class TestCatalogRenewalOnPostgres(OnPostgres, CatalogRenewal):
     pass
 
 

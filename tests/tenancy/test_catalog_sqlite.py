@@ -21,6 +21,7 @@ from tests.tenancy.catalog_contract import CatalogContract
 from tests.tenancy.catalog_counts import CatalogCounts
 from tests.tenancy.catalog_endings import CatalogEndings
 from tests.tenancy.catalog_nodes import CatalogNodes
+from tests.tenancy.catalog_renewal import CatalogRenewal
 from tests.tenancy.catalog_room import CatalogRoom
 from tests.tenancy.catalog_writes import CatalogWrites
 
@@ -83,6 +84,10 @@ class TestCatalogEndingsOnSqlite(OnSqlite, CatalogEndings):
 
 
 class TestCatalogNodesOnSqlite(OnSqlite, CatalogNodes):
+    pass
+
+
+class TestCatalogRenewalOnSqlite(OnSqlite, CatalogRenewal):
     pass
 
 
