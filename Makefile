@@ -13,6 +13,7 @@ TORTURE_ARGS ?=
 SCALE_ARGS ?=
 SIMULATION_ARGS ?= --seeds 200
 SOAK_ARGS ?=
+MUTANTS_ARGS ?=
 PEERS_ARGS ?=
 ROUNDS ?= 9
 JSON ?=
@@ -29,6 +30,10 @@ OVERLAYS := $(wildcard .venv-sglang/.installed .venv-lmcache/.installed .venv-vl
 LOCKS := requirements/dev.lock requirements/torch.lock
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --no-compile
+# C16, F06, I16, L02, L03, L05 to L08, S02, S05, S18, S24, R09, R49, R69, R77: with the figures that docs/tests.md keeps.
+LONG := tests/torture tests/crash tests/test_mutants.py tests/test_branches.py tests/engines/test_vllm_lives.py \
+	tests/kvgw/test_load.py tests/kvgw/test_herd.py tests/kvgw/test_decoders_fuzzed.py $(wildcard tests/kvgw/test_cases_*.py) \
+	tests/tenancy/test_parsers_fuzzed.py tests/tenancy/test_catalog_large.py
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -rs $(PYTEST_ARGS)
 
 # What stands in docker-compose.yml. COMPOSE_SECRETS is a folder private to you; compose-up makes what is missing there.
@@ -42,7 +47,7 @@ STACK := KVGW_COMPOSE_SECRETS='$(COMPOSE_SECRETS)' KVGW_COMPOSE_MINIO_PORT=$(MIN
 	KVGW_COMPOSE_POSTGRES_PORT=$(POSTGRES_PORT) $(COMPOSE)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-engines test test-all test-engines test-sglang test-lmcache test-vllm-tier soak attacks fuzz torture torture-slice torture-long simulation torture-gateways bench-gateways bench-peers demo demo-vllm lint types docs clean compose-up compose-test compose-down
+.PHONY: help setup setup-engines test test-all test-engines test-sglang test-lmcache test-vllm-tier soak mutants attacks fuzz torture torture-slice torture-long simulation torture-gateways bench-gateways bench-peers demo demo-vllm lint types docs clean compose-up compose-test compose-down
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -131,9 +136,14 @@ torture: $(STAMP) ## Twenty minutes of kills and faults by the thousand, and wha
 torture-slice: $(STAMP) ## Three minutes of it
 	$(BIN)/python -m tests.torture.run --seconds 80 $(JSON:%=--json '%') $(TORTURE_ARGS)
 
-torture-long: $(STAMP) ## Three hours of it, and 2,000 seeds of the simulation
+torture-long: $(STAMP) ## Three hours of it, 2,000 seeds of the simulation, half an hour of soak, and what the test catalogue has slow tests for
 	$(BIN)/python -m tests.torture.run --seconds 10800 $(JSON:%=--json '%') $(TORTURE_ARGS)
 	$(BIN)/python -m tests.simulation --seeds 2000 --processes 2
+	$(BIN)/python -m tests.soak
+	KVGW_TEST_ROWS=1000000 KVGW_TEST_FUZZ=1000000 KVGW_TEST_MUTANTS=100 $(BIN)/python -m pytest -rs -s $(PYTEST_ARGS) $(LONG)
+
+mutants: $(STAMP) ## Small changes of the modules that nothing may be wrong in: do the tests notice? MUTANTS_ARGS=--all
+	$(BIN)/python -m tests.support.mutants $(MUTANTS_ARGS)
 
 simulation: $(STAMP) ## Gateways, disks, S3 and catalog on a virtual clock, everything from a seed; SIMULATION_ARGS='7' shows seed 7
 	$(BIN)/python -m tests.simulation $(SIMULATION_ARGS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import shutil
 import sqlite3
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack, closing
 from enum import StrEnum
 from pathlib import Path
+from typing import Final
 
 from msgspec import Struct
 
@@ -17,6 +19,7 @@ from kvgw.datadir import check_folder, holder
 from kvgw.errors import KvgwError
 from kvgw.runtime import SystemClock, SystemRng, ThreadWorkers
 from kvgw.settings import Settings
+from kvgw.wiring.abilities import missing_abilities
 from kvgw.wiring.catalog import open_to_read
 from kvgw.wiring.keys import open_root
 from kvgw.wiring.tiers import s3_options
@@ -25,6 +28,8 @@ from storage.s3 import S3Capabilities, S3Tier
 from tenancy import migrate
 from tenancy.errors import TenancyError
 from tenancy.keys.rootkey import FileRootKey
+
+_PROXIES: Final = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"})
 
 
 class Verdict(StrEnum):
@@ -55,6 +60,7 @@ async def examine(settings: Settings, folder: Path) -> list[Finding]:
         findings.append(await _root_key(settings, folder))
     findings.append(_guarded("disk", lambda: _disk(settings, folder)))
     findings.append(_memory(settings))
+    findings += _proxies(settings)
     findings += await _s3(settings)
     return findings
 
@@ -148,6 +154,9 @@ def _disk(settings: Settings, folder: Path) -> Finding:
             f"{human_bytes(used + free)}",
             "lower nvme.capacity_bytes, or use a larger disk; until then the disk's own free space is the limit",
         )
+    if missing := missing_abilities(existing):
+        what = f"{human_bytes(free)} free for blobs at {existing}, whose file system has no {', no '.join(missing)}"
+        return Finding("disk", Verdict.NOTE, what, "everything works, more slowly; ext4 and XFS have all of it")
     return Finding("disk", Verdict.GOOD, f"{human_bytes(free)} free for blobs at {existing}")
 
 
@@ -169,6 +178,18 @@ def _may_lock() -> bool:
     with open("/proc/self/status", encoding="ascii") as file:
         effective = next(line.split()[1] for line in file if line.startswith("CapEff:"))
     return bool(int(effective, 16) >> 14 & 1)
+
+
+def _proxies(settings: Settings) -> list[Finding]:
+    """Which proxy variables of the environment count. Their values may hold passwords, so that they are not shown."""
+    names = sorted(name for name, value in os.environ.items() if name.upper() in _PROXIES and value)
+    if not names:
+        return []
+    listed = ", ".join(names)
+    if settings.s3.use_proxy:
+        return [Finding("proxy", Verdict.NOTE, f"S3 is reached as {listed} says, KMS directly")]
+    remedy = "set s3.use_proxy = true if S3 is behind it"
+    return [Finding("proxy", Verdict.NOTE, f"{listed} is set and not used: S3 and KMS are reached directly", remedy)]
 
 
 async def _s3(settings: Settings) -> list[Finding]:

@@ -79,8 +79,12 @@ class Metrics:
         self.tier_up = self._gauge_of("tier_up", "1 when the tier takes writes, 0 when it is full or fails.", "tier")
         self.staging_bytes = self._gauge_of("staging_bytes", "Bytes of staging, by what holds them.", "kind")
         self.shared_window_bytes = self._gauge_of("shared_window_bytes", "Bytes of windows shared with clients.")
+        self.match_leases = self._gauge_of("match_leases", "Blobs that a match keeps from eviction for a moment.")
         self.connections = self._gauge_of("connections", "Open client connections.")
         self.clock_behind = self._gauge_of("clock_behind_seconds", "By how much the clock is behind the catalog's.")
+        self.catalog_log_bytes = self._gauge_of(
+            "catalog_log_bytes", "Bytes of SQLite's write-ahead log; 0 where the catalog is on PostgreSQL."
+        )
 
     def _counter(self, name: str, what: str, *labels: str) -> Counter:
         return Counter(f"kvgw_{name}", what, labels, registry=self.registry)

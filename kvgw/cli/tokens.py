@@ -65,7 +65,7 @@ def list_(tenant: Tenant = "-", data: Data = None, config: Config = None, json: 
         return
     print_table(
         "Tokens",
-        ["id", "name", "permissions", "namespaces", "expires", "revoked", "last used"],
+        ["id", "name", "permissions", "namespaces", "expires (UTC)", "revoked (UTC)", "last used (UTC)"],
         [
             [
                 one["id"],

@@ -24,11 +24,12 @@ from kvgw.gateway.limiter import Limiter
 from kvgw.gateway.meter import Meter
 from kvgw.gateway.outbox import Outbox
 from kvgw.gateway.rooms import Rooms
+from kvgw.gateway.turns import Turns
 from kvgw.maintenance.crew import Crew, Pace
 from kvgw.metrics import Metrics
 from kvgw.runtime import Clock, Rng, SystemClock, SystemRng, ThreadWorkers, usable_cpus
 from kvgw.settings import Settings, SettingsError, StagingSettings
-from kvgw.wiring.catalog import coherence_of, open_database
+from kvgw.wiring.catalog import coherence_of, log_bytes, open_database
 from kvgw.wiring.keys import open_keys
 from kvgw.wiring.start import (
     allowance_of,
@@ -36,6 +37,7 @@ from kvgw.wiring.start import (
     lending_of,
     outbox_limits_of,
     pace_of,
+    places_of,
     policy_of,
     rates_of,
 )
@@ -80,6 +82,8 @@ class Opened:
         """Set the gauges that are read off rather than counted."""
         now = self.rooms.staging.statistics()
         self.rooms.metrics.shared_window_bytes.set(self.rooms.lending.lent_bytes)
+        self.rooms.metrics.match_leases.set(self.rooms.leases.count())
+        self.rooms.metrics.catalog_log_bytes.set(log_bytes(self.settings.catalog, self.folder))
         for kind, count in (
             ("window", now.windows.used_bytes),
             ("clean", now.clean_bytes),
@@ -146,6 +150,7 @@ async def opened(
             metrics=metrics,
             meter=meter,
             limiter=Limiter(world.clock, metrics, allowance_of(settings.limits), meter),
+            turns=Turns(places_of(settings.catalog)),
             clock=world.clock,
             time=time,
             fence=fence,

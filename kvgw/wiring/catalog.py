@@ -32,7 +32,7 @@ async def open_database(stack: AsyncExitStack, settings: CatalogSettings, folder
     # Transactions are serial in SQLite, so one thread of its own serves them all.
     workers = ThreadWorkers(1, "kvgw-catalog")
     stack.callback(workers.close)
-    database = SqliteDatabase(Path(settings.file) if settings.file else folder / "catalog.db", workers)
+    database = SqliteDatabase(_file(settings, folder), workers)
     stack.push_async_callback(database.aclose)
     await database.write(migrate.upgrade, NO_TENANT)
     return database
@@ -62,10 +62,24 @@ async def open_to_read(stack: AsyncExitStack, settings: CatalogSettings, folder:
         return await _open_postgres(stack, settings)
     workers = ThreadWorkers(1, "kvgw-catalog")
     stack.callback(workers.close)
-    file = Path(settings.file) if settings.file else folder / "catalog.db"
-    database = SqliteDatabase(file, workers, read_only=True)
+    database = SqliteDatabase(_file(settings, folder), workers, read_only=True)
     stack.push_async_callback(database.aclose)
     return database
+
+
+def log_bytes(settings: CatalogSettings, folder: Path) -> int:
+    """Bytes of SQLite's write-ahead log, which grows while somebody outside reads on; 0 on a database server."""
+    if settings.url:
+        return 0
+    file = _file(settings, folder)
+    try:
+        return file.with_name(f"{file.name}-wal").stat().st_size
+    except FileNotFoundError:
+        return 0  # SQLite makes it with the first write
+
+
+def _file(settings: CatalogSettings, folder: Path) -> Path:
+    return Path(settings.file) if settings.file else folder / "catalog.db"
 
 
 async def _open_postgres(stack: AsyncExitStack, settings: CatalogSettings) -> PostgresDatabase:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -10,12 +11,15 @@ from typing import Final
 
 from kvgw.runtime import Clock, ThreadWorkers, Workers
 from kvgw.settings import S3Settings, Settings, SettingsError
+from kvgw.wiring.abilities import missing_abilities
 from kvgw.wiring.secrets import read_secret
 from storage.limited import LimitedTier
 from storage.nvme import NvmeOptions, NvmeTier, NvmeTracer
 from storage.s3 import S3Objects, S3Options, S3Tier
 from storage.tier import Tier
 from storage.tracing import Tracer
+
+log = logging.getLogger("kvgw.tiers")
 
 _NVME_OPERATIONS: Final = 16
 
@@ -34,6 +38,8 @@ async def open_nvme(
     )
     nvme = await NvmeTier.open(options, workers=workers, clock=clock)
     stack.push_async_callback(nvme.aclose)
+    if missing := await workers.run(lambda: missing_abilities(options.root)):
+        log.warning("the file system of %s has no %s: slower, and nothing else", options.root, ", no ".join(missing))
     return nvme
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -13,13 +13,16 @@ import pytest
 from kvgw.breaker import BreakerOptions
 from kvgw.client import Client, ClientOptions
 from kvgw.embedded import EmbeddedTransport
-from kvgw.errors import Outage
+from kvgw.errors import Outage, RequestRefused
 from kvgw.model import Outcome, PutOutcome
 from kvgw.reports import Registered
 from kvgw.settings import NvmeSettings, ServerSettings, Settings, StagingSettings
 from kvgw.wiring import Opened, opened
+from tenancy.errors import CatalogUnavailable
+from tests.support.admin import Admin
 from tests.support.aio import aio
-from tests.support.gateways import format_of, keys_of, payloads_of, read
+from tests.support.gateways import format_of, keys_of, payloads_of, read, world_of
+from tests.support.manual_clock import ManualClock
 
 MIB = 1024 * 1024
 CHUNK = 256 * 1024
@@ -80,13 +83,13 @@ class Filling:
 
 
 @asynccontextmanager
-async def filling(data: Path) -> AsyncIterator[Filling]:
+async def filling(data: Path, clock: ManualClock | None = None) -> AsyncIterator[Filling]:
     settings = Settings(
         server=ServerSettings(http=""),
         staging=StagingSettings(bytes=16 * MIB, tenants=1),
         nvme=NvmeSettings(capacity_bytes=1024 * MIB, min_free_bytes=4 * MIB),
     )
-    async with opened(settings, data) as gateway:
+    async with opened(settings, data, world=world_of(clock)) as gateway:
         patient = ClientOptions(breaker=BreakerOptions(failures=2**62))
         client = Client(EmbeddedTransport(gateway.gateway, gateway.authenticator.owner()), patient)
         yield Filling(gateway, client, await client.register(format_of(CHUNK)))
@@ -159,3 +162,57 @@ async def test_R47_a_disk_without_a_byte_free_is_survived_and_recovered_from(sma
         again.stored = one.stored
         await again.check_reads()
         await again.check_counters()
+
+
+@pytest.mark.parametrize("how", ["shred", "expiry", "fsck"])
+@aio
+async def test_R47_what_frees_space_works_without_a_byte_free_or_says_so_and_happens_afterwards(
+    small_disk: Path, how: str
+) -> None:
+    clock = ManualClock()
+    async with filling(small_disk / "data", clock) as one:
+        admin, gateway = Admin(one.gateway), one.gateway
+        await admin.own("POST", "/tenants/-/namespaces", {"name": "work"})
+        transport = EmbeddedTransport(gateway.gateway, gateway.authenticator.owner())
+        client = Client(transport, ClientOptions(namespace="work"))
+        part = await client.register(format_of(CHUNK))
+        payloads = payloads_of(part, 8)
+        ttl = 1.0 if how == "expiry" else None
+        assert (await client.put(part, keys_of(8), payloads, ttl=ttl)).stored == 8
+        for number in range(8):
+            assert (await one.put(str(number)))[0] is PutOutcome.STORED
+        fill_to_the_last_byte(small_disk / "ballast")
+
+        async def act() -> bool:
+            """Whether it was acknowledged."""
+            if how == "expiry":
+                with suppress(CatalogUnavailable):
+                    await gateway.crew.sweep_everywhere()
+                    return True
+                return False
+            path = "/v1/tenants/-/namespaces/work/shred" if how == "shred" else "/v1/fsck"
+            query = {"confirm": "work"} if how == "shred" else {}
+            answer = await admin.ask("POST", path, {}, query=query, peer=os.geteuid())
+            assert answer.is_success or (answer.status_code == 503 and "full" in answer.text), answer.text
+            return answer.is_success
+
+        async def seen() -> list[bytes | None]:
+            try:
+                return (await read(client, part, keys_of(8)))[1]
+            except RequestRefused as refusal:
+                assert "destroyed" in str(refusal) or "does not exist" in str(refusal)
+                return [None] * 8
+
+        if how == "expiry":
+            clock.advance(1.1)
+        told = await act()
+        after = [payloads, [None] * 8] if how == "shred" and not told else [[None] * 8 if how != "fsck" else payloads]
+        assert await seen() in after, "never half done"
+        await one.check_reads()
+        (small_disk / "ballast").unlink()
+        assert told or await act(), "and with room again it is done, without a restart"
+        await gateway.crew.sweep_everywhere()
+        assert await seen() == (payloads if how == "fsck" else [None] * 8)
+        assert (await one.put("1000"))[0] is PutOutcome.STORED
+        await one.check_reads()
+        await client.aclose()

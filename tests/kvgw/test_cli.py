@@ -127,7 +127,9 @@ def test_R81_a_rolling_restart_on_one_folder(tmp_path: Path) -> None:
             text=True,
         )
         with waiting:
-            refused(kvgw("serve", "--data", str(tmp_path / "gw"), "--wait", "0.5"))
+            sentence = refused(kvgw("serve", "--data", str(tmp_path / "gw"), "--wait", "0.5"))
+            assert "in use by process" in sentence
+            assert "update strategy Recreate" in " ".join(sentence.split()), "R81: the holder, and what to do"
             assert waiting.poll() is None
             assert answer("status", "--data", str(tmp_path / "gw"))["ready"], "the old one is not disturbed"
             assert old.stop() == 0

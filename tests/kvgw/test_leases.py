@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from kvgw.gateway.leases import BLOBS_PER_TENANT_MAX, RENEWALS_MAX, MatchLeases
+from kvgw.gateway.leases import BLOBS_PER_TENANT_MAX, RENEWALS_MAX, REST_S, MatchLeases
 from tests.support.manual_clock import ManualClock
 
 A, B = UUID(int=1), UUID(int=2)
@@ -39,6 +39,32 @@ def test_R01_asking_again_does_not_stretch_a_lease_for_ever() -> None:
         if not leases.shielded(A):
             return
     raise AssertionError("matching in a loop shields the chunk for ever")
+
+
+def test_R01_after_a_lease_that_was_stretched_to_its_end_eviction_has_its_turns() -> None:
+    clock = ManualClock()
+    leases = MatchLeases(clock)
+    shielded, turns = 0, 0
+    for _ in range(20_000):  # a thousand seconds of a client that asks every 50 ms
+        leases.take(A, [BLOB], 60_000)
+        if leases.shielded(A):
+            shielded, turns = shielded + 1, 0
+        else:
+            turns += 1
+            assert turns * 0.05 <= REST_S + 0.05, "and then the client is believed again"
+        clock.advance(0.05)
+    assert shielded <= 20_000 * 0.87, "of each lease and its rest, the rest is eviction's: 10 s of 71"
+    assert shielded >= 20_000 * 0.80
+
+
+def test_a_lease_that_was_not_stretched_so_often_leaves_no_rest() -> None:
+    clock = ManualClock()
+    leases = MatchLeases(clock)
+    for _ in range(RENEWALS_MAX):
+        leases.take(A, [BLOB], 1000)
+    clock.advance(1.001)
+    leases.take(A, [BLOB], 1000)
+    assert leases.shielded(A) == {BLOB}
 
 
 def test_a_tenant_shields_no_more_than_its_share() -> None:

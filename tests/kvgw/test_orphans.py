@@ -146,6 +146,7 @@ async def test_R13_a_lost_catalog_is_a_cold_cache_that_keeps_its_limit_and_delet
         for _ in range(2):
             await one.wait(1000.0)
             await one.crew.look_for_orphans()
+        await one.crew.fsck.run()
         assert set(old) <= set(one.blob_files())
         told = [record.message for record in caplog.records if "foreign catalog" in record.message]
         assert len(told) == 1, "said once"

@@ -91,6 +91,20 @@ def test_one_that_gives_up_lets_those_behind_it_pass() -> None:
     run(main())
 
 
+def test_what_a_drop_frees_goes_to_who_waits() -> None:
+    async def main() -> None:
+        staging = make(resident_pages=1).staging
+        await store(staging, A, "dirty", dirty=True)
+        waiting = asyncio.create_task(store(staging, B, "next"))
+        await turns()
+        assert not waiting.done()
+        staging.drop("dirty")
+        await asyncio.wait_for(waiting, 5)
+        assert_clean(staging)
+
+    run(main())
+
+
 def test_Q15_a_tenant_that_fills_the_pool_leaves_others_their_share() -> None:
     async def main() -> None:
         shares = make_shares(window_pages=8, tenants=2, guarantee=2)

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tests.support.catalogue_ids import CASES, FIGURES, IDS, NOT_APPLICABLE, NOT_TRIED, SECTIONS
+from tests.support.mutants_known import KILLED, KNOWN
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS, DOCS = ROOT / "tests", ROOT / "docs"
@@ -32,6 +33,14 @@ TESTS_HEAD = """\
 What the tests have to show, and which of them do. A test names its id in its name, its docstring or the sentence of an
 assertion. Tiers: **P** in every run (`make test`), **N** among the slow tests (`make test-all`), **W** with a GPU. The
 laws are those of `ARCHITECTURE.md`.
+"""
+
+MUTANTS_HEAD = """\
+## Mutants
+
+A mutant is one small change of a module; the tests of the module have to notice (`make mutants MUTANTS_ARGS=--all`).
+Those that survive were looked at one by one.
+
 """
 
 CASES_HEAD = """\
@@ -103,7 +112,17 @@ def tests_page(places: Mapping[str, list[str]]) -> str:
                 cells = (one, tier, sentence, _cell(places.get(one, [])), FIGURES.get(one, ""))
                 rows.append(f"| {' | '.join(cells)} |")
         parts.append(f"## {title}\n\n" + "\n".join(rows) + "\n")
-    return "\n".join(parts)
+    return "\n".join([*parts, _mutants()])
+
+
+def _mutants() -> str:
+    """What the last whole run of all mutants came to, and those that no test notices."""
+    rows = ["| module | killed |", "|---|---|", *(f"| `{module}` | {count} |" for module, count in KILLED.items())]
+    left = ["| module | line | change | why no test notices |", "|---|---|---|---|"]
+    for one in KNOWN:
+        line = one.line.replace("|", "\\|")
+        left.append(f"| `{one.module}` | `{line}` | {one.change} | {one.why} |")
+    return MUTANTS_HEAD + "\n".join(rows) + "\n\n" + "\n".join(left) + "\n"
 
 
 def cases_page(places: Mapping[str, list[str]]) -> str:

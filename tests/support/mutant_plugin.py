@@ -11,8 +11,11 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, ModuleType
 
+from tests.support import aio
 from tests.support.mutants import mutated
 
+HANG_S = 15.0
+"""Who waits so long waits for ever: what is tested takes seconds."""
 MODULE, _, NUMBER = os.environ.get("KVGW_MUTANT", "").partition("#")
 
 
@@ -36,3 +39,4 @@ class _Finder:
 if MODULE:
     assert MODULE not in sys.modules, f"{MODULE} was imported before it could be changed"
     sys.meta_path.insert(0, _Finder)  # type: ignore[arg-type]
+    aio.run.__defaults__ = (HANG_S,)

@@ -363,6 +363,17 @@ class CatalogContract(BenchSuite):
             assert (await bench.usage()).objects == 1
 
     @aio
+    async def test_a_stronger_copy_extends_the_life_of_its_entry(self) -> None:
+        async with self.bench() as bench:
+            await bench.put("a", durability="staged")
+            bench.now = NOW + TTL - 1
+            await bench.put("a", durability="nvme")
+            bench.now = NOW + TTL + 5
+            assert set(await bench.see("a")) == {"a"}, "the PUT lives as long as it was told"
+            bench.now = NOW + 2 * TTL - 1
+            assert await bench.see("a") == {}
+
+    @aio
     async def test_a_stronger_copy_serves_an_entry_of_an_older_epoch(self) -> None:
         async with self.bench() as bench:
             old = await bench.put("a", contents=["same"], durability="staged", epoch=1)

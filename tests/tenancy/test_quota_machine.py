@@ -30,7 +30,8 @@ from tests.tenancy.catalog_bench import BOTH, HERE, NOW, PLAIN, SEALED, descript
 SIZE = SEALED
 TTL = 40
 LEASE = 25
-OBJECTS, S3_OBJECTS, TENANT_OBJECTS = 8, 7, 12
+OBJECTS, S3_OBJECTS, TENANT_OBJECTS = (4, 7), (6, 4), 8
+"""Limits of either namespace and of both: each of them is the tightest somewhere, or nothing would be seen of it."""
 
 TENANT = UUID(int=0xA)
 SCOPES = (Scope(TENANT, UUID(int=1)), Scope(TENANT, UUID(int=2)))
@@ -94,8 +95,8 @@ class QuotaMachine(RuleBasedStateMachine):
         with self.engine.begin() as connection:
             metadata.create_all(connection)
             registry.create_tenant(connection, TENANT, "t", NOW)
-            policy = Policy(limit_objects=OBJECTS, limit_s3_bytes=S3_OBJECTS * SIZE)
             for number, scope in enumerate(SCOPES):
+                policy = Policy(limit_objects=OBJECTS[number], limit_s3_bytes=S3_OBJECTS[number] * SIZE)
                 registry.create_namespace(connection, scope, f"n{number}", policy, [KeyRow("data", 1, b"k")], NOW)
                 formats.register(connection, scope, description(), NOW)
             connection.execute(
@@ -141,9 +142,9 @@ class QuotaMachine(RuleBasedStateMachine):
         visible_keys = model.visible(self.now)
         rest = [index for index, key in enumerate(chosen) if key not in visible_keys]
         room = min(
-            OBJECTS - self.objects(space),
+            OBJECTS[space] - self.objects(space),
             TENANT_OBJECTS - self.objects(0) - self.objects(1),
-            S3_OBJECTS - self.s3_objects(space),
+            S3_OBJECTS[space] - self.s3_objects(space),
         )
         for key in chosen:
             if key in model.entries and key not in visible_keys:
@@ -286,9 +287,9 @@ class QuotaMachine(RuleBasedStateMachine):
             for space, scope in enumerate(SCOPES):
                 tenant, mine = quota.lock(connection, scope)
                 assert mine == usage.counted_rows(connection, scope)
-                assert mine.objects == self.objects(space) <= OBJECTS
+                assert mine.objects == self.objects(space) <= OBJECTS[space]
                 assert mine.stored_bytes == mine.objects * SIZE
-                assert mine.s3_bytes == self.s3_objects(space) * SIZE <= S3_OBJECTS * SIZE
+                assert mine.s3_bytes == self.s3_objects(space) * SIZE <= S3_OBJECTS[space] * SIZE
                 assert tenant.stored_bytes == (self.objects(0) + self.objects(1)) * SIZE <= TENANT_OBJECTS * SIZE
                 found = visible.lookup(connection, scope, [1], [name(key) for key in "abcd"], HERE, self.now)
                 model = self.spaces[space]

@@ -9,7 +9,19 @@ from dataclasses import replace
 import pytest
 
 from tenancy.keys.secret import SecretBytes
-from tenancy.sealing import BlobAddress, Opener, Sealed, Sealer, open_sealed, seal, sealed_length
+from tenancy.sealing import (
+    LENGTH_MAX,
+    SEG_LOG2_MAX,
+    SEG_LOG2_MIN,
+    BlobAddress,
+    Opener,
+    Sealed,
+    Sealer,
+    namespace_of,
+    open_sealed,
+    seal,
+    sealed_length,
+)
 from tests.tenancy import samples
 from tests.tenancy.samples import sealed_object
 
@@ -93,3 +105,38 @@ def test_sealing_and_opening_allocate_nothing_of_the_chunks_size() -> None:
     finally:
         tracemalloc.stop()
     assert peak < 64 * 1024
+
+
+def test_a_blobs_head_names_its_namespace_and_nothing_else_does() -> None:
+    blob = sealed_object(100).blob
+    assert namespace_of(blob) == namespace_of(blob[:96]) == samples.NAMESPACE
+    for strange in (b"", blob[:95], b"X" + blob[1:], bytes(372)):
+        assert namespace_of(strange) is None
+
+
+@pytest.mark.parametrize(
+    ("length", "seg_log2", "named"),
+    [(0, 16, "length"), (-1, 16, "length"), (LENGTH_MAX + 1, 16, "length"), (1, SEG_LOG2_MIN - 1, "seg_log2"),
+     (1, SEG_LOG2_MAX + 1, "seg_log2")],
+)  # fmt: skip
+def test_no_blob_has_a_length_that_no_chunk_has(length: int, seg_log2: int, named: str) -> None:
+    with pytest.raises(ValueError, match=rf"{named} must be"):
+        sealed_length(length, seg_log2)
+    assert sealed_length(LENGTH_MAX, SEG_LOG2_MAX) > LENGTH_MAX
+    assert sealed_length(1, SEG_LOG2_MIN) == 1 + 256 + 16
+
+
+@pytest.mark.parametrize("length", [0, 99, 101])
+def test_nothing_is_opened_into_a_buffer_of_another_length(length: int) -> None:
+    made = sealed_object(100)
+    target = memoryview(bytearray(length))
+    with pytest.raises(ValueError, match=f"target must have 100 bytes, not {length}"):
+        Opener(samples.DATA_KEY, made.address, made.salt, made.sealed, memoryview(made.blob), target)
+
+
+def test_the_least_and_the_largest_of_an_address_are_taken() -> None:
+    good = samples.address(100)
+    least = replace(good, epoch=0, length=1, created_ms=0, seg_log2=SEG_LOG2_MIN)
+    largest = replace(good, epoch=2**32 - 1, length=LENGTH_MAX, created_ms=2**64 - 1, seg_log2=SEG_LOG2_MAX)
+    assert len(least.encode()) == len(largest.encode()) == 96
+    assert least.encode() != largest.encode()
