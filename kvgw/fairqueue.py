@@ -44,10 +44,20 @@ class FairQueue(Generic[Item]):
     def pop(self) -> Item:
         """The next item. Raises `IndexError` when there is none."""
         self._now, _, _, item = heappop(self._heap)
-        if len(self._ends) > _REMEMBERED_MAX + len(self._heap):
-            self._ends.clear()  # of so many none had much more than the others
+        self._forget()
         return item
 
     def charge(self, owner: Hashable, cost: float) -> None:
         """Items of the owner's cost so much more than was said."""
         self._ends[owner] = max(self._now, self._ends.get(owner, 0.0)) + cost
+        self._forget()
+
+    def serve(self, owner: Hashable, cost: float) -> None:
+        """As `push` and `pop` of one item, while nothing waits."""
+        self._now = max(self._now, self._ends.get(owner, 0.0))
+        self._ends[owner] = self._now + cost
+        self._forget()
+
+    def _forget(self) -> None:
+        if len(self._ends) > _REMEMBERED_MAX + len(self._heap):
+            self._ends.clear()  # of so many none had much more than the others

@@ -1,4 +1,4 @@
-"""The next chunks of a GET come from the disk while those before them are opened and sent.
+"""The next chunks of a GET come from the disk, or from S3, while those before them are opened and sent.
 
 What was read is a resident like any other, and nobody's until it is delivered: a client that is slow, or gone, keeps no
 memory with it (law 7), and GETs that are short of memory cannot wait for each other. What the tier answered instead of
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 from uuid import UUID
@@ -19,16 +20,30 @@ from kvgw.gateway.payloads import GROUP_BYTES
 from kvgw.gateway.rooms import Rooms
 from storage.errors import StagingBusy, StorageError
 from storage.tier import blob_names
+from tenancy.model import FoundChunk
 
-TIER: Final = "nvme"
-AHEAD_BYTES: Final = 48 * 1024 * 1024
-"""Sealed bytes of one GET that are on their way, or there and not delivered yet."""
 SHARE: Final = 3
-"""Nor more than a third of what its tenant can have in use."""
-OWN: Final = 2
-"""Reads that each GET may have on the disk, or waiting for it, at once."""
+"""No more than a third of what its tenant can have in use lies there undelivered, or is on its way."""
 EXTRA: Final = 4
-"""Reads beyond those, of all GETs together: one alone keeps the disk busy, and many make no longer queues for it."""
+"""Reads of the disk beyond each GET's own, of all GETs together: one GET alone keeps it busy, and many make no longer
+queues for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """How far one GET reads ahead in a tier."""
+
+    own: int
+    """Reads at once, or waiting for the tier."""
+    nbytes: int
+    """Sealed bytes on their way, or there and not delivered yet."""
+
+
+DEPTHS: Final[dict[str, Depth]] = {
+    "nvme": Depth(own=2, nbytes=48 * 1024 * 1024),
+    "s3": Depth(own=8, nbytes=128 * 1024 * 1024),
+}
+"""A disk is busy with few reads; S3 takes its time for each, and as many as come."""
 
 
 class Extra:
@@ -50,11 +65,12 @@ class Extra:
 class _Blob:
     """One to be read ahead; `ended` when that is over, or will not be."""
 
-    __slots__ = ("answer", "ended", "name", "nbytes", "started")
+    __slots__ = ("answer", "ended", "name", "nbytes", "started", "tier")
 
-    def __init__(self, name: str, nbytes: int) -> None:
+    def __init__(self, name: str, nbytes: int, tier: str) -> None:
         self.name = name
         self.nbytes = nbytes
+        self.tier = tier
         self.started = False
         self.ended = asyncio.Event()
         self.answer: StorageError | TimeoutError | None = None
@@ -85,27 +101,34 @@ class ReadAhead:
         self._blobs: dict[str, _Blob] = {}
         self._waiting: deque[_Blob] = deque()
         self._bytes = 0
-        self._at_once = OWN
-        self._most = min(AHEAD_BYTES, rooms.staging.resident_limit // SHARE)
+        self._depth = Depth(0, 0)
+        self._at_once = self._most = 0
         self._has_begun = False
-        self._brought: set[str] = set()
+        self._brought: dict[str, str] = {}
 
     def begins(self, part: Part) -> bool:
         """Whether what follows a chunk that is not in staging is read ahead from now on; it begins with that chunk."""
-        if self._has_begun or TIER not in self._rooms.tiers:
+        if self._has_begun:
             return False
         self._has_begun = True
         start = next(at for at, (index, _) in enumerate(self._order) if index == part.index)
-        there = [found for _, found in self._order[start:] if found.on_nvme]
-        names = blob_names(self._namespace, b"".join([found.blob_id for found in there]))
-        lengths = {name: found.sealed_length for name, found in zip(names, there, strict=True)}
-        cold = {name: nbytes for name, nbytes in lengths.items() if not self._rooms.staging.holds(name)}
+        there = [(found, tier) for _, found in self._order[start:] if (tier := self._tier_of(found)) is not None]
+        names = blob_names(self._namespace, b"".join([found.blob_id for found, _ in there]))
+        blobs = {name: _Blob(name, found.sealed_length, tier) for name, (found, tier) in zip(names, there, strict=True)}
+        cold = {name: blob for name, blob in blobs.items() if not self._rooms.staging.holds(name)}
         if part.name not in cold or len(cold) == 1:
             return False
-        self._blobs = {name: _Blob(name, nbytes) for name, nbytes in cold.items()}
-        self._waiting = deque(self._blobs.values())
+        self._depth = DEPTHS[cold[part.name].tier]
+        self._at_once = self._depth.own
+        self._most = min(self._depth.nbytes, self._rooms.staging.resident_limit // SHARE)
+        self._blobs, self._waiting = cold, deque(cold.values())
         self._advance()
         return True
+
+    def _tier_of(self, found: FoundChunk) -> str | None:
+        """The fastest tier that has the blob."""
+        placed = (("nvme", found.on_nvme), ("s3", found.on_s3))
+        return next((tier for tier, there in placed if there and tier in self._rooms.tiers), None)
 
     async def reached(self, parts: Sequence[Part]) -> None:
         """Return when the first of some chunks, with what is worth opening with it, is not on its way any more.
@@ -134,17 +157,17 @@ class ReadAhead:
 
     def answer(self, tier: str, name: str) -> StorageError | TimeoutError | None:
         """What the tier said instead of giving this blob."""
-        blob = self._blobs.get(name) if tier == TIER else None
-        return None if blob is None else blob.answer
+        blob = self._blobs.get(name)
+        return None if blob is None or blob.tier != tier else blob.answer
 
     def missed(self, part: Part) -> None:
         """A chunk is not in staging now that it is wanted: if it was, memory is short, and reading ahead is in vain."""
         if part.name in self._brought:
             self._give_up()
 
-    def brought(self, name: str) -> bool:
-        """Whether the resident of this name came from the tier for this GET."""
-        return name in self._brought
+    def brought(self, name: str) -> str | None:
+        """The tier from which the resident of this name came for this GET."""
+        return self._brought.get(name)
 
     def stop(self) -> None:
         """Nothing is wanted any more: what is on its way is given up."""
@@ -172,14 +195,14 @@ class ReadAhead:
     def _may_begin(self) -> bool:
         """Two more at once with each that has come: the first is not held up by those that are wanted after it."""
         running = len(self._running)
-        return running < OWN or (running < self._at_once and self._extra.take())
+        return running < self._depth.own or (running < self._at_once and self._extra.take())
 
     async def _bring(self, blob: _Blob) -> None:
-        fill = partial(self._rooms.tiers[TIER].get_into, blob.name)
+        fill = partial(self._rooms.tiers[blob.tier].get_into, blob.name)
         try:
             async with asyncio.timeout(self._remaining_s()):
                 if await self._rooms.staging.fetch(self._reader, blob.name, blob.nbytes, fill):
-                    self._brought.add(blob.name)
+                    self._brought[blob.name] = blob.tier
         except StagingBusy:
             self._give_up()  # memory is short: who wants a chunk waits for some, and none is taken for later ones
         except (StorageError, TimeoutError) as error:
@@ -187,7 +210,7 @@ class ReadAhead:
 
     def _over(self, blob: _Blob, task: asyncio.Task[None]) -> None:
         self._running.remove(task)
-        if len(self._running) >= OWN:
+        if len(self._running) >= self._depth.own:
             self._extra.give()
         if task.cancelled() or task.exception() is not None:
             self._give_up()  # the GET ends

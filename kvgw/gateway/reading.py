@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 from uuid import UUID
 
-from kvgw.gateway.ahead import TIER, Extra, ReadAhead
+from kvgw.gateway.ahead import Extra, ReadAhead
 from kvgw.gateway.directory import Place
 from kvgw.gateway.opening import Opening, Part, Room, Wanted, open_all, parts_of
 from kvgw.gateway.payloads import (
@@ -154,6 +154,9 @@ class GroupReader:
         with self.rooms.staging.residents(self.reader, blobs) as readings:
             openings = self._openings(parts, readings)
             rest = await self._open(openings, room, turn, last=last and len(openings) == len(parts))
+            for opening in openings:
+                if opening.fault is None:
+                    self._promote(opening.origin, opening.part, wanted=not opening.part.found.on_nvme)
         await self._finish(openings, rest, turn)
         for opening in openings:
             if opening.fault is not None:
@@ -166,7 +169,7 @@ class GroupReader:
         openings = []
         for part, reading in zip(parts, readings, strict=False):
             try:
-                origin = TIER if self._ahead.brought(part.name) else STAGING
+                origin = self._ahead.brought(part.name) or STAGING
                 openings.append(self._opening(part, reading, origin))
             except KeyUnavailable:
                 break

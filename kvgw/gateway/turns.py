@@ -52,6 +52,10 @@ class Turns:
 
     def ask(self, turn: Turn) -> None:
         """Only for `Turn`: it wants a place, and may have it when this returns."""
+        if not self._queue and len(self._working) < self._places:
+            self._queue.serve(turn.tenant, 1.0)
+            self._admit(turn)  # nobody waits
+            return
         self._queue.push(turn.tenant, turn, 1.0)
         self._advance()
 

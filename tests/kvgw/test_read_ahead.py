@@ -1,10 +1,10 @@
-"""The next chunks of a GET come from the disk while those before them leave; nothing of it outlives the GET."""
+"""The next chunks of a GET come from a tier while those before them leave; nothing of it outlives the GET."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -36,13 +36,14 @@ from tests.support.gateways import (
 )
 
 CHUNK = 256 * 1024
+NVME = ahead.DEPTHS["nvme"]
 
 
 @dataclass
 class Disk:
     """Sees the reads of an NVMe tier, and may hold them back or refuse them."""
 
-    get_into: Callable[[str, memoryview], object]
+    get_into: Callable[[str, memoryview], Awaitable[None]]
     asked: list[str] = field(default_factory=list)
     now: int = 0
     most: int = 0
@@ -57,7 +58,7 @@ class Disk:
             await self.gate.wait()
             if self.refusal is not None:
                 raise self.refusal
-            await self.get_into(name, target)  # type: ignore[misc]
+            await self.get_into(name, target)
         finally:
             self.now -= 1
 
@@ -91,13 +92,13 @@ async def cold(
 async def test_the_disk_is_asked_for_what_follows_and_for_no_more_at_once(tmp_path: Path, kind: Kind) -> None:
     async with cold(kind, tmp_path / "gw", 24) as (gateway, disk, registered, keys, payloads):
         reading = asyncio.create_task(read(gateway.client(), registered, keys))
-        await until(lambda: disk.now == ahead.OWN)
+        await until(lambda: disk.now == NVME.own)
         disk.gate.set()
         report, found = await reading
         assert found == payloads
         assert {hit.tier for hit in report.hits} == {"nvme"}, "brought for this GET: it was not in staging"
         assert sorted(disk.asked) == sorted(set(disk.asked)), "each was read once"
-        assert ahead.OWN < disk.most <= ahead.OWN + ahead.EXTRA
+        assert NVME.own < disk.most <= NVME.own + ahead.EXTRA
         report, found = await read(gateway.client(), registered, keys)
         assert found == payloads
         assert {hit.tier for hit in report.hits} == {"staging"}
@@ -107,7 +108,7 @@ async def test_the_disk_is_asked_for_what_follows_and_for_no_more_at_once(tmp_pa
 @aio
 async def test_law_9_no_more_lies_undelivered_than_may(tmp_path: Path) -> None:
     most = 3
-    with mock.patch.object(ahead, "AHEAD_BYTES", most * sealed_length(CHUNK)):
+    with mock.patch.dict(ahead.DEPTHS, nvme=ahead.Depth(NVME.own, most * sealed_length(CHUNK))):
         async with cold("unix", tmp_path / "gw", 24) as (gateway, disk, registered, keys, payloads):
             disk.gate.set()
             left = asyncio.Event()
@@ -133,9 +134,9 @@ def _held_back(run: Callable[..., object], left: asyncio.Event) -> Callable[...,
 @aio
 async def test_law_7_what_was_on_its_way_ends_with_the_get(tmp_path: Path, kind: Kind) -> None:
     async with cold(kind, tmp_path / "gw", 12) as (gateway, disk, registered, keys, payloads):
-        with mock.patch.object(ahead, "AHEAD_BYTES", 3 * sealed_length(CHUNK)):
+        with mock.patch.dict(ahead.DEPTHS, nvme=ahead.Depth(NVME.own, 3 * sealed_length(CHUNK))):
             reading = asyncio.create_task(read(gateway.client(), registered, keys))
-            await until(lambda: disk.now == ahead.OWN)
+            await until(lambda: disk.now == NVME.own)
             reading.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await reading
@@ -156,11 +157,11 @@ async def test_law_6_many_gets_together_have_few_more_reads_than_each_its_own(tm
         with mock.patch.object(gateway.opened.gateway._get, "_extra", extra):
             parts = [slice(start, start + 8) for start in (0, 8, 16)]
             readings = [asyncio.create_task(read(gateway.client(), registered, keys[part])) for part in parts]
-            await until(lambda: disk.now == 3 * ahead.OWN)
+            await until(lambda: disk.now == 3 * NVME.own)
             disk.gate.set()
             answers = await asyncio.gather(*readings)
         assert [found for _, found in answers] == [payloads[part] for part in parts]
-        assert disk.most <= 3 * ahead.OWN + 1
+        assert disk.most <= 3 * NVME.own + 1
         assert extra.left == 1, "it came back"
 
 
@@ -226,7 +227,7 @@ async def test_what_another_get_brought_is_not_waited_for(tmp_path: Path) -> Non
     async with cold("unix", tmp_path / "gw", 8, same=True) as (gateway, disk, registered, keys, payloads):
         rooms = gateway.opened.rooms
         reading = asyncio.create_task(read(gateway.client(), registered, keys))
-        await until(lambda: disk.now == ahead.OWN)
+        await until(lambda: disk.now == NVME.own)
         scope = (await gateway.place()).scope
         found = await gateway.rows("SELECT blob_id FROM entry ORDER BY depth")
         names = [blob_name(scope.namespace, bytes(blob_id)) for (blob_id,) in found]

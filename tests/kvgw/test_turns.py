@@ -203,3 +203,22 @@ def test_an_idle_owner_saves_nothing_up_and_is_forgotten() -> None:
     assert Counter(queue.pop() for _ in range(20)) == {"busy": 10, "late": 10}, "not twenty of the late one's"
     with pytest.raises(IndexError):
         FairQueue[str]().pop()
+
+
+@aio
+async def test_I16_who_was_alone_for_long_owes_nobody_anything() -> None:
+    turns, alone, comer = Turns(1), QUIET, LOUD
+    for _ in range(1000):
+        async with turns.of(alone):
+            pass
+    order: list[UUID] = []
+
+    async def work(tenant: UUID) -> None:
+        async with turns.of(tenant):
+            order.append(tenant)
+
+    async with turns.of(alone), turns.of(comer):  # its own place, and the one beyond
+        tasks = [asyncio.create_task(work(tenant)) for tenant in [comer] * 6 + [alone] * 6]
+        await asyncio.sleep(0)
+    await asyncio.gather(*tasks)
+    assert order[:6].count(alone) >= 2, "an idle tenant saves up nothing"
