@@ -2,9 +2,10 @@
 
     python -m tests.soak [--minutes 30] [--every 10] [--json FILE]
 
-Two namespaces store, find, read, delete and let expire; clients come and go; NVMe is so small that chunks are evicted
-all the time. Every few seconds memory, descriptors and threads are noted. What counts is the slope of memory after the
-warm-up, and that everything is given back in the end. Exit code 1 when something leaked or a byte was wrong.
+Four tenants store, find, read, delete and let expire chunks of 0.1 to 64 MiB, four reads to a write; clients come and
+go; NVMe is so small that chunks are evicted all the time. Every few seconds memory, descriptors and threads are noted.
+What counts is the slope of memory after the warm-up, and that everything is given back in the end. Exit code 1 when
+something leaked, a byte was wrong or a call was an outage (L01).
 """
 
 from __future__ import annotations
@@ -25,33 +26,35 @@ from pathlib import Path
 from typing import Final
 
 import psutil
+from blake3 import blake3
 
 import kvgw
 from kvgw.endpoint import parse_endpoint
-from kvgw.model import NamespaceCreateRequest, NamespaceInfo, StatusReply, StatusRequest
+from kvgw.model import StatusReply, StatusRequest
 from kvgw.reports import Registered
 from kvgw.transport import SocketTransport
 from tests.support.gateways import format_of
-from tests.support.served import Served, served
+from tests.support.served import Served, answer, served
 
 MIB: Final = 1024 * 1024
 SETTINGS: Final = """
 [server]
 http = ""
 [staging]
-bytes = 67108864
+bytes = 1073741824
+tenants = 4
 [nvme]
-capacity_bytes = 268435456
+capacity_bytes = 2147483648
 min_free_bytes = 0
 """
-CHUNK_BYTES: Final = 64 * 1024
-BATCH: Final = 16
-REMEMBERED: Final = 64
+SHAPES: Final = ((102_400, 32, 8), (MIB, 16, 4), (8 * MIB, 4, 2), (64 * MIB, 1, 1))
+"""Bytes of a chunk, chunks of a call, and how often."""
+REMEMBERED: Final = 32
 """Batches of a worker that may be read again."""
 LIFE_SECONDS: Final = 45.0
 PAUSE_SECONDS: Final = 0.05
 SETTLE_SECONDS: Final = 90.0
-NAMESPACES: Final = ("left", "right")
+TENANTS: Final = ("north", "east", "south", "west")
 RSS_SLOPE_MAX: Final = 1.0
 """MB a minute."""
 
@@ -73,50 +76,79 @@ class Soak:
     """What was done and seen."""
 
     operations: int = 0
+    hits: int = 0
     wrong_bytes: int = 0
     outages: int = 0
     samples: list[Sample] = field(default_factory=list)
 
 
-def content_of(namespace: str, key: bytes) -> bytes:
-    return random.Random(namespace.encode() + key).randbytes(CHUNK_BYTES)
+def content_of(tenant: str, key: bytes, nbytes: int) -> bytes:
+    return blake3(tenant.encode() + key).digest(nbytes)
 
 
-async def work(endpoint: str, namespace: str, soak: Soak, until: float) -> None:
-    """Calls of one worker, one after the other; a new client now and then."""
-    chance = random.Random(namespace)
-    known: deque[list[bytes]] = deque(maxlen=REMEMBERED)
-    while time.monotonic() < until:
-        async with kvgw.connect(endpoint, options=kvgw.ClientOptions(namespace=namespace)) as client:
-            registered = await client.register(format_of(CHUNK_BYTES))
-            for _ in range(50):
-                await call(client, registered, chance, known, soak)
-                await asyncio.sleep(PAUSE_SECONDS)
+@dataclass
+class Worker:
+    """One tenant's calls, one after the other; a new client now and then."""
 
+    tenant: str
+    token: str
+    soak: Soak
+    known: deque[tuple[int, list[bytes]]] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    """Shape and keys of batches."""
 
-async def call(
-    client: kvgw.Client, registered: Registered, chance: random.Random, known: deque[list[bytes]], soak: Soak
-) -> None:
-    """One PUT, match and GET, or deletion."""
-    soak.operations += 1
-    namespace = registered.namespace
-    kind = chance.random()
-    if kind < 0.35 or not known:
-        keys = [chance.randbytes(16) for _ in range(BATCH)]
-        durability = kvgw.Durability.STAGED if kind < 0.2 else kvgw.Durability.NVME
-        chunks = [content_of(namespace, key) for key in keys]
-        put = await client.put(registered, keys, chunks, ttl=LIFE_SECONDS, durability=durability)
-        soak.outages += put.outcome is kvgw.Outcome.OUTAGE
-        known.append(keys)
-    elif kind < 0.9:
-        keys = chance.choice(known)
+    async def work(self, endpoint: str, until: float) -> None:
+        chance = random.Random(self.tenant)
+        while time.monotonic() < until:
+            async with kvgw.connect(endpoint, token=self.token) as client:
+                formats = [await client.register(format_of(nbytes)) for nbytes, _, _ in SHAPES]
+                for _ in range(50):
+                    self.soak.operations += 1
+                    await self.call(client, formats, chance)
+                    await asyncio.sleep(PAUSE_SECONDS)
+
+    async def call(self, client: kvgw.Client, formats: Sequence[Registered], chance: random.Random) -> None:
+        kind = chance.random()
+        if kind < 0.2 or not self.known:
+            (shape,) = chance.choices(range(len(SHAPES)), [weight for _, _, weight in SHAPES])
+            await self.store(client, formats[shape], shape, chance, staged=kind < 0.1)
+        elif kind < 0.98:
+            shape, keys = chance.choice(self.known)
+            await self.read(client, formats[shape], shape, keys)
+        else:
+            shape, keys = self.known.popleft()
+            await client.delete(formats[shape], keys)
+
+    async def store(
+        self, client: kvgw.Client, registered: Registered, shape: int, chance: random.Random, *, staged: bool
+    ) -> None:
+        nbytes, count, _ = SHAPES[shape]
+        keys = [chance.randbytes(16) for _ in range(count)]
+        put = await client.put(
+            registered,
+            keys,
+            [content_of(self.tenant, key, nbytes) for key in keys],
+            ttl=LIFE_SECONDS,
+            durability=kvgw.Durability.STAGED if staged else kvgw.Durability.NVME,
+        )
+        self.soak.outages += put.outcome is kvgw.Outcome.OUTAGE
+        self.known.append((shape, keys))
+
+    async def read(self, client: kvgw.Client, registered: Registered, shape: int, keys: Sequence[bytes]) -> None:
+        nbytes = SHAPES[shape][0]
         await client.match(registered, keys)
-        buffers = [bytearray(CHUNK_BYTES) for _ in keys]
+        buffers = [bytearray(nbytes) for _ in keys]
         got = await client.get(registered, keys, buffers)
-        soak.outages += got.outcome is kvgw.Outcome.OUTAGE
-        soak.wrong_bytes += sum(buffers[hit.index] != content_of(namespace, keys[hit.index]) for hit in got.hits)
-    else:
-        await client.delete(registered, known.popleft())
+        self.soak.outages += got.outcome is kvgw.Outcome.OUTAGE
+        wrong = (buffers[hit.index] != content_of(self.tenant, keys[hit.index], nbytes) for hit in got.hits)
+        self.soak.hits += len(got.hits)
+        self.soak.wrong_bytes += sum(wrong)
+
+
+def token_of(data: Path, tenant: str) -> str:
+    """A token of a new tenant."""
+    answer("tenant", "create", tenant, "--data", str(data))
+    token: str = answer("token", "create", "engine", "--tenant", tenant, "--data", str(data))["token"]
+    return token
 
 
 async def watch(gateway: Served, operator: SocketTransport, soak: Soak, every_s: float, until: float) -> None:
@@ -169,13 +201,13 @@ async def run(minutes: float, every_s: float) -> tuple[Soak, StatusReply]:
         endpoint = f"unix:{gateway.folder / 'kvgw.sock'}"
         operator = SocketTransport(parse_endpoint(endpoint), None, connections=1)
         try:
-            for namespace in NAMESPACES:
-                await operator.ask(NamespaceCreateRequest(namespace), NamespaceInfo)
+            data = gateway.folder
+            workers = [Worker(one, await asyncio.to_thread(token_of, data, one), soak) for one in TENANTS]
             until = time.monotonic() + 60 * minutes
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(watch(gateway, operator, soak, every_s, until))
-                for namespace in NAMESPACES:
-                    tasks.create_task(work(endpoint, namespace, soak, until))
+                for worker in workers:
+                    tasks.create_task(worker.work(endpoint, until))
             last = await settled(operator)
         finally:
             await operator.aclose()
@@ -189,6 +221,7 @@ def faults(soak: Soak, last: StatusReply, warm: Sequence[Sample]) -> list[str]:
     rising = slope(warm)
     found = {
         f"{soak.wrong_bytes} chunks came back with other bytes": soak.wrong_bytes > 0,
+        f"{soak.outages} calls were outages": soak.outages > 0,
         f"memory grows by {rising:.2f} MB a minute": rising >= RSS_SLOPE_MAX,
         f"descriptors grew from {first.descriptors} to {end.descriptors}": end.descriptors > first.descriptors + 8,
         f"threads grew from {first.threads} to {end.threads}": end.threads > first.threads + 2,
@@ -209,7 +242,7 @@ def main() -> int:
     warm = [one for one in soak.samples if one.minute >= after]
     bad = faults(soak, last, warm)
     print(
-        f"{options.minutes:g} minutes, {soak.operations} operations, {soak.outages} outages, "
+        f"{options.minutes:g} minutes, {soak.operations} operations, {soak.hits} hits, {soak.outages} outages, "
         f"{soak.wrong_bytes} wrong; after {after:g} minutes: memory {warm[0].rss_mb:.1f} → {warm[-1].rss_mb:.1f} MB, "
         f"slope {slope(warm):+.2f} MB a minute; descriptors {warm[0].descriptors} → {warm[-1].descriptors}, "
         f"threads {warm[0].threads} → {warm[-1].threads}; load {os.getloadavg()[0]:.1f}"
