@@ -261,7 +261,7 @@ asyncio.run(main())
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("kind", ["unix", "embedded"])
+@pytest.mark.parametrize("kind", ["unix", pytest.param("embedded", marks=pytest.mark.slow)])
 def test_R67_pools_and_data_loaders_fork_a_client_that_is_in_use(tmp_path: Path, kind: str) -> None:
     command_line = [sys.executable, "-W", "ignore", "-c", FORKED, str(tmp_path / "gw"), kind]
     run = subprocess.run(
