@@ -87,14 +87,16 @@ class SocketTransport:
         self._shares = windows is not None and isinstance(endpoint, UnixEndpoint)
         self._lent: set[HeldWindow] = set()
         self._free: deque[Connection] = deque()
+        self._connections = connections
         self._limit = asyncio.Semaphore(connections)
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._process = os.getpid()
         self._closed = False
         self._next_request = 0
 
     async def ask(self, request: Question, answer: type[Answer]) -> Answer:
         # As `_exchange` without payloads, written out: a small question is mostly what is around it.
-        self._leave_to_parent()
+        self._settle_here()
         async with self._limit:
             connection = self._take_free() or await self._connect()
             exchange = self._begin(connection)
@@ -139,7 +141,7 @@ class SocketTransport:
         if connection.window is None:
             connection.close()
             return None
-        self._leave_to_parent()
+        self._settle_here()
         self._lent = {held for held in self._lent if held.connection is not None}
         held = HeldWindow(connection, connection.window, nbytes, self._windows)
         self._lent.add(held)
@@ -147,7 +149,7 @@ class SocketTransport:
 
     async def aclose(self) -> None:
         self._closed = True
-        self._leave_to_parent()
+        self._settle_here()
         while self._free:
             self._free.pop().close()
         for held in self._lent:
@@ -157,7 +159,7 @@ class SocketTransport:
     @asynccontextmanager
     async def _exchange(self, payloads: Sequence[memoryview]) -> AsyncIterator[Exchange]:
         """An exchange on the connection of the window that the payloads lie in, or on any other."""
-        self._leave_to_parent()
+        self._settle_here()
         held = self._windows.holding(payloads)
         if held is not None and held in self._lent:
             async with held.lock:
@@ -231,14 +233,25 @@ class SocketTransport:
             connection.close()
         return None
 
-    def _leave_to_parent(self) -> None:
-        """A forked child shares its parent's connections; using or ending one would break the parent's exchanges."""
+    def _settle_here(self) -> None:
+        """A forked child shares its parent's connections; using or ending one would break the parent's exchanges.
+
+        In another event loop than before (a second ``asyncio.run``) those of the first are of no use any more.
+        """
         if self._process != os.getpid():
             while self._free:
                 self._free.pop().abandon()
             for held in self._lent:
                 held.leave_to_parent()
             self._process = os.getpid()
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            while self._free:
+                self._free.pop().close()
+            for held in self._lent:
+                held.end()
+            self._limit = asyncio.Semaphore(self._connections)
+            self._loop = loop
 
     def _give_back(self, connection: Connection, *, in_step: bool) -> None:
         if not in_step or self._closed or self._process != os.getpid():
