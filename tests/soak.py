@@ -19,7 +19,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -79,7 +79,14 @@ class Soak:
     hits: int = 0
     wrong_bytes: int = 0
     outages: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+    """Why, by what was asked."""
     samples: list[Sample] = field(default_factory=list)
+
+    def note(self, verb: str, report: kvgw.PutReport | kvgw.GetReport) -> None:
+        if report.outcome is kvgw.Outcome.OUTAGE:
+            self.outages += 1
+            self.reasons[f"{verb}: {report.reason}"] += 1
 
 
 def content_of(tenant: str, key: bytes, nbytes: int) -> bytes:
@@ -130,7 +137,7 @@ class Worker:
             ttl=LIFE_SECONDS,
             durability=kvgw.Durability.STAGED if staged else kvgw.Durability.NVME,
         )
-        self.soak.outages += put.outcome is kvgw.Outcome.OUTAGE
+        self.soak.note("put", put)
         self.known.append((shape, keys))
 
     async def read(self, client: kvgw.Client, registered: Registered, shape: int, keys: Sequence[bytes]) -> None:
@@ -138,7 +145,7 @@ class Worker:
         await client.match(registered, keys)
         buffers = [bytearray(nbytes) for _ in keys]
         got = await client.get(registered, keys, buffers)
-        self.soak.outages += got.outcome is kvgw.Outcome.OUTAGE
+        self.soak.note("get", got)
         wrong = (buffers[hit.index] != content_of(self.tenant, keys[hit.index], nbytes) for hit in got.hits)
         self.soak.hits += len(got.hits)
         self.soak.wrong_bytes += sum(wrong)
@@ -247,6 +254,8 @@ def main() -> int:
         f"slope {slope(warm):+.2f} MB a minute; descriptors {warm[0].descriptors} → {warm[-1].descriptors}, "
         f"threads {warm[0].threads} → {warm[-1].threads}; load {os.getloadavg()[0]:.1f}"
     )
+    for reason, count in soak.reasons.most_common():
+        print(f"outage, {count} times: {reason}")
     for sentence in bad:
         print(f"FAULT: {sentence}")
     if options.json:
