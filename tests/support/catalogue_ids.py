@@ -79,7 +79,6 @@ IDS: dict[str, tuple[str, str]] = {
     "S04": ("P", "Power lost: whatever order the disk kept, what was acknowledged is whole."),
     "S05": ("N", "A gateway killed again and again under load loses nothing it acknowledged."),
     "S06": ("P", "A failed fsync is final."),
-    "S05": "a slice of 133 s: 56 kills, 1,645 faults, 21,339 operations, everything held",
     "S07": ("P", "Without one fsync the test of lost power fails: it has teeth."),
     "S08": ("P", "A full disk refuses puts and nothing else."),
     "S09": ("P", "A file torn at any page is a miss."),
@@ -140,8 +139,8 @@ FIGURES: dict[str, str] = {
     "F06": "eleven decoders, 50,000 cases each",
     "I04": "Kolmogorov–Smirnov 0.0150, medians 3.9 µs apart",
     "I16": "within its share p99 × 1.2 (the middle of five), asking for all 49 % of the reads it has alone",
-    "L01": "30 minutes, 40,900 operations of four tenants (python -m tests.soak): +0.76 MB a minute, descriptors 64 → 63, threads "
-    "9 → 9, 0 wrong; 31 PUTs of NVMe durability found the small disk full",
+    "L01": "30 minutes, 40,900 operations of four tenants (python -m tests.soak): +0.76 MB a minute, descriptors "
+    "64 → 63, threads 9 → 9, 0 wrong; 31 PUTs of NVMe durability found the small disk full",
     "L03": "63 to 82 % of the peak at 1.6 to 4.2 times its p99 (four runs)",
     "L05": "500 readers: one read of S3",
     "L02": "4,000 → 100,000 rows: a look-up 0.21 → 0.22 ms, a page of 500 expired 106 → 427 ms",
