@@ -140,9 +140,9 @@ FIGURES: dict[str, str] = {
     "I04": "Kolmogorov–Smirnov 0.0150, medians 3.9 µs apart",
     "I16": "within its share p99 × 1.2 (the middle of five), asking for all 49 % of the reads it has alone",
     "L01": "30 minutes, 40,900 operations of four tenants (python -m tests.soak): +0.76 MB a minute, descriptors "
-    "64 → 63, threads 9 → 9, 0 wrong; 31 PUTs of NVMe durability found the small disk full",
+    "64 → 63, threads 9 → 9, 0 wrong, 31 outages, whose reasons were not kept; in a "
+    "shorter run they were PUTs for which the small disk was full",
     "L03": "63 to 82 % of the peak at 1.6 to 4.2 times its p99 (four runs)",
-    "L05": "500 readers: one read of S3",
     "L02": "4,000 → 100,000 rows: a look-up 0.21 → 0.22 ms, a page of 500 expired 106 → 427 ms",
     "L06": "p99 × 1.41 (the best of three)",
     "L07": "186 mutants tried: 169 killed, 10 more by tests that were written for it, 7 known to survive; see the end",
