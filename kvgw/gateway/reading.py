@@ -31,6 +31,7 @@ from kvgw.runtime import first_cause
 from storage.access import Reading
 from storage.errors import BlobDamaged, BlobMissing, StagingBusy, TierMisconfigured, TierUnavailable
 from storage.tier import blob_name
+from storage.together import Together
 from tenancy.errors import CatalogUnavailable, KeyUnavailable, SealBroken
 from tenancy.keys.secret import SecretBytes
 from tenancy.model import FormatRow
@@ -72,7 +73,7 @@ class GroupReader:
         shared = [one for one in self.wanted if self._is_shared(one)] if self.shared else []
         rest = [one for one in self.wanted if not self._is_shared(one)] if len(shared) < len(self.wanted) else []
         try:
-            async with asyncio.TaskGroup() as tasks:
+            async with Together() as tasks:
                 self._ahead = ReadAhead(
                     self.rooms, self._namespace, self.reader, [*shared, *rest], self._remaining, tasks, self.extra
                 )
@@ -115,7 +116,7 @@ class GroupReader:
     async def _deliver_in(self, rooms: Sequence[Room], of_all: Sequence[Sequence[Wanted]]) -> None:
         """Deliver groups in their order, one in each room at a time."""
         work = _in_turn(of_all)
-        async with asyncio.TaskGroup() as tasks:
+        async with Together() as tasks:
             for room in rooms[: len(of_all)]:
                 tasks.create_task(self._deliver_some(room, work, min(len(rooms), len(of_all))))
 

@@ -23,6 +23,7 @@ from kvgw.runtime import first_cause
 from storage.access import Draft, Window
 from storage.errors import StorageError
 from storage.tier import blob_names
+from storage.together import Together
 from tenancy.births import Batch, NewChunk
 from tenancy.keys.secret import SecretBytes
 from tenancy.model import FormatRow
@@ -118,7 +119,7 @@ class GroupWriter:
         places = asyncio.Semaphore(PIPELINE_DEPTH)
         rest = wanted
         try:
-            async with self._windows, asyncio.TaskGroup() as tasks:
+            async with self._windows, Together() as tasks:
                 while rest:
                     await places.acquire()
                     group = await self._take(rest, source)
@@ -234,7 +235,7 @@ class GroupWriter:
         if needed == Durability.STAGED:
             return frozenset()
         try:
-            async with asyncio.timeout(self._remaining()), asyncio.TaskGroup() as tasks:
+            async with asyncio.timeout(self._remaining()), Together() as tasks:
                 for one, draft in zip(run, drafts, strict=True):
                     tasks.create_task(self._put(needed, one.name, draft.view.toreadonly()))
         except TimeoutError:

@@ -31,6 +31,7 @@ from kvgw.runtime import first_cause
 from storage.errors import StorageError
 from storage.nvme import NvmeState, NvmeTier
 from storage.tier import blob_name
+from storage.together import Together
 from tenancy.errors import CatalogUnavailable, NamespaceUnknown, TenancyError
 from tenancy.model import Namespace, Scope
 
@@ -272,7 +273,7 @@ class Crew:
 
     async def _drain(self) -> None:
         try:
-            async with asyncio.TaskGroup() as group:
+            async with Together() as group:
                 for tier in self._rooms.tiers:
                     group.create_task(self.write_back.drain(tier))
         except BaseExceptionGroup as group_error:

@@ -23,6 +23,7 @@ from kvgw.runtime import first_cause
 from storage.errors import BlobDamaged, BlobMissing, StorageError
 from storage.staging import Fill
 from storage.tier import blob_name, parse_name
+from storage.together import Together
 from tenancy.model import Scope
 from tenancy.placements import Claim, DueWrite, Endings
 
@@ -195,7 +196,7 @@ class WriteBack:
         small = [one for one in due if one.length <= small_bytes]
         large = [one for one in due if one.length > small_bytes]
         try:
-            async with asyncio.timeout(WRITE_SECONDS), asyncio.TaskGroup() as tasks:
+            async with asyncio.timeout(WRITE_SECONDS), Together() as tasks:
                 tasks.create_task(self._write_groups(tier, small, outcomes))
                 for one in large:
                     tasks.create_task(self._write_group(tier, [one], outcomes))
@@ -218,7 +219,7 @@ class WriteBack:
             while rest:
                 blobs = [(one.object_name, one.length) for one in rest]
                 with self._rooms.staging.residents(rest[0].scope.tenant, blobs) as readings:
-                    async with asyncio.TaskGroup() as tasks:
+                    async with Together() as tasks:
                         for one, reading in zip(rest, readings, strict=False):
                             tasks.create_task(self._put(one, reading.view, outcomes))
                 rest = rest[len(readings) :]

@@ -17,6 +17,7 @@ from storage.s3.probing import S3Capabilities, probe_bucket
 from storage.s3.tracing import S3Tracer
 from storage.s3.upload import UploadBody, body_of
 from storage.tier import BlobInfo, check_name
+from storage.together import Together
 
 _STATS_AT_ONCE: Final = 16
 _PAUSE_S: Final = 0.05
@@ -80,7 +81,7 @@ class S3Tier:
                 lengths[name] = length
 
         try:
-            async with asyncio.TaskGroup() as group:
+            async with Together() as group:
                 for name, key in keys.items():
                     group.create_task(look_up(name, key))
         except ExceptionGroup as errors:

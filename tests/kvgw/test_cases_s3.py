@@ -169,7 +169,7 @@ async def test_R27_while_s3_stands_still_and_staging_is_dirty_reads_end_in_time(
         dirty = 0
         while dirty < 1000:
             content = payloads_of(one.registered, 1, seed=dirty)
-            report = await one.client.put(one.registered, [b"dirty-%d" % dirty], content, deadline_s=1.0)
+            report = await one.client.put(one.registered, [b"dirty-%d" % dirty], content, deadline_s=0.3)
             if not report.stored:
                 break
             dirty += 1
