@@ -11,7 +11,7 @@ from kvgw.gateway.directory import Directory, Place
 from kvgw.gateway.payloads import PayloadSource
 from kvgw.gateway.rooms import Rooms
 from kvgw.gateway.turns import step_aside
-from kvgw.gateway.writing import GroupWriter
+from kvgw.gateway.writing import ROOM_SHARE, GroupWriter
 from kvgw.model import Durability, PutOutcome, PutReply, PutRequest
 from kvgw.runtime import finish
 from storage.errors import StorageError
@@ -27,8 +27,6 @@ from tenancy.sealing import sealed_length
 LEASE_MARGIN_MS: Final = 5_000
 """A reservation outlives its request's deadline by this, so that only a dead gateway's are reclaimed."""
 
-ROOM_SHARE: Final = 0.5
-"""Part of a PUT's time in which room may be made for it."""
 ROOM_PAUSE_SECONDS: Final = 0.1
 
 

@@ -9,6 +9,7 @@ from kvgw.fence import Fence
 from kvgw.gateway.arrivals import Arrivals
 from kvgw.gateway.backlog import Backlog
 from kvgw.gateway.coherence import Coherence
+from kvgw.gateway.diskroom import DiskRoom
 from kvgw.gateway.index import MatchIndex
 from kvgw.gateway.leases import MatchLeases
 from kvgw.gateway.limiter import Limiter
@@ -57,6 +58,7 @@ class Rooms:
     fence: Fence
     leases: MatchLeases
     outbox: Outbox
+    disk_room: DiskRoom
     rng: Rng
     workers: Workers
     signer: Signer

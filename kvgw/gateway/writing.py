@@ -21,7 +21,7 @@ from kvgw.gateway.rooms import Rooms
 from kvgw.model import Durability
 from kvgw.runtime import first_cause
 from storage.access import Draft, Window
-from storage.errors import StorageError
+from storage.errors import StorageError, TierFull
 from storage.tier import blob_names
 from storage.together import Together
 from tenancy.births import Batch, NewChunk
@@ -31,6 +31,9 @@ from tenancy.sealing import SEG_LOG2_DEFAULT, BlobAddress, Sealed, Sealer, seal
 
 PIPELINE_DEPTH: Final = 2
 """Groups of one PUT in windows at once: one being received, one being sealed."""
+
+ROOM_SHARE: Final = 0.5
+"""Part of a PUT's time in which room may be made for it: within quotas, and on the disk."""
 
 BLOB_ID_BYTES: Final = 16
 SALT_BYTES: Final = 32
@@ -243,11 +246,17 @@ class GroupWriter:
         return frozenset({needed})
 
     async def _put(self, tier: str, name: str, sealed: memoryview) -> None:
-        try:
-            await self.rooms.tiers[tier].put(name, sealed)
-        except StorageError:
-            self.rooms.metrics.tier_failures.labels(tier, "put").inc()
-            raise
+        patience = self.rooms.clock.monotonic() + ROOM_SHARE * self._remaining()
+        while True:
+            made = self.rooms.disk_room.made
+            try:
+                return await self.rooms.tiers[tier].put(name, sealed)
+            except StorageError as error:
+                self.rooms.metrics.tier_failures.labels(tier, "put").inc()
+                left = patience - self.rooms.clock.monotonic()
+                full = tier == "nvme" and isinstance(error, TierFull) and left > 0
+                if not full or not await self.rooms.disk_room.ask(made, left):
+                    raise
 
     def _remaining(self) -> float:
         return max(0.0, self.deadline - self.rooms.clock.monotonic())

@@ -77,7 +77,7 @@ class Crew:
         self.sweep = Sweep(rooms)
         self.keys = KeyCare(rooms)
         self.books = Books(rooms)
-        self.eviction = Eviction(rooms, nvme)
+        self.eviction = Eviction(rooms, nvme, self.namespaces, self._collect_dead)
         grace = {"nvme": pace.nvme_orphan_grace, "s3": pace.s3_orphan_grace}
         self.orphans = OrphanSweep(rooms, grace)
         self.fsck = Fsck(rooms, self.sweep, grace)
@@ -97,6 +97,7 @@ class Crew:
             group.create_task(self._work_through_backlog())
             group.create_task(self._attempt("reach", self.reach))
             group.create_task(self.scrub.serve())
+            group.create_task(self._attempt("room", self.eviction.serve))
             for tier in self._rooms.tiers:
                 group.create_task(self._write_into(tier))
             if (coherence := self._rooms.coherence) is not None:
@@ -182,8 +183,7 @@ class Crew:
 
     async def evict(self) -> None:
         """Make room on NVMe, in shares and in quotas, where it is short."""
-        await self.eviction.make_room(await self.namespaces())
-        await self._collect_dead()
+        await self.eviction.run()
 
     async def look_for_orphans(self) -> None:
         """Look through every tier for blobs without a row."""

@@ -18,6 +18,7 @@ from kvgw.gateway.arrivals import Arrivals
 from kvgw.gateway.backlog import Backlog
 from kvgw.gateway.core import Gateway
 from kvgw.gateway.directory import Directory
+from kvgw.gateway.diskroom import DiskRoom
 from kvgw.gateway.index import MatchIndex
 from kvgw.gateway.leases import MatchLeases
 from kvgw.gateway.limiter import Limiter
@@ -83,6 +84,7 @@ class Opened:
         now = self.rooms.staging.statistics()
         self.rooms.metrics.shared_window_bytes.set(self.rooms.lending.lent_bytes)
         self.rooms.metrics.match_leases.set(self.rooms.leases.count())
+        self.rooms.metrics.turns_waiting.set(self.rooms.turns.waiting)
         self.rooms.metrics.catalog_log_bytes.set(log_bytes(self.settings.catalog, self.folder))
         for kind, count in (
             ("window", now.windows.used_bytes),
@@ -122,9 +124,8 @@ async def opened(
         folder = await _folder(stack, data, wait_s)
         workers = _threads(stack, ThreadWorkers())
         file_workers = _threads(stack, ThreadWorkers(max(4, 2 * usable_cpus()), "kvgw-file"))
-        node = Node(folder.node_name(settings.node, world.rng), world.rng.token(8).hex(), _why_alone(settings))
         database = await open_database(stack, settings.catalog, folder.path)
-        catalog = Catalog(database, node)
+        catalog = Catalog(database, _node(folder, settings, world.rng))
         time, fence = await _arrive(stack, catalog, world.clock, named=bool(settings.node))
         keys = await open_keys(stack, settings, folder.path, file_workers, world.rng)
         await catalog.admit_generation(await keys.store.generation())
@@ -144,9 +145,10 @@ async def opened(
             tracers=tracers_of(settings, folder.path, file_workers, nvme, s3),
             deletions=Deletions(database),
             backlog=Backlog(),
+            disk_room=DiskRoom(world.clock),
             arrivals=Arrivals(),
             index=MatchIndex(settings.catalog.match_index_bytes),
-            coherence=coherence_of(stack, database, node, world.clock, time, fence, metrics),
+            coherence=coherence_of(stack, database, catalog.node, world.clock, time, fence, metrics),
             metrics=metrics,
             meter=meter,
             limiter=Limiter(world.clock, metrics, allowance_of(settings.limits), meter),
@@ -205,6 +207,10 @@ def _staging(stack: AsyncExitStack, settings: StagingSettings, clock: Clock) -> 
 def _threads(stack: AsyncExitStack, workers: ThreadWorkers) -> ThreadWorkers:
     stack.callback(workers.close)
     return workers
+
+
+def _node(folder: DataFolder, settings: Settings, rng: Rng) -> Node:
+    return Node(folder.node_name(settings.node, rng), rng.token(8).hex(), _why_alone(settings))
 
 
 def _why_alone(settings: Settings) -> str:

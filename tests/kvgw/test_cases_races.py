@@ -101,10 +101,9 @@ async def test_R01_leases_of_clients_that_ask_without_end_hold_the_disk_for_a_bo
     async with house("unix", tmp_path / "gw", clock=ManualClock(), settings=settings) as gateway:
         client = gateway.client()
         part = await client.register(format_of(CHUNK))
-        old = 0
-        while (await client.put(part, [b"old-%d" % old], payloads_of(part, 1, seed=old))).stored:
-            old += 1
-        assert old >= 60
+        old = 4 * MIB // sealed_length(CHUNK)
+        for number in range(old):
+            assert (await client.put(part, [b"old-%d" % number], payloads_of(part, 1, seed=number))).stored
         async with Matching(gateway, part, [b"old-%d" % number for number in range(old)]) as crowd:
             await crowd.often()
             seconds = 0
