@@ -55,6 +55,7 @@ LIFE_SECONDS: Final = 45.0
 PAUSE_SECONDS: Final = 0.05
 SETTLE_SECONDS: Final = 90.0
 TENANTS: Final = ("north", "east", "south", "west")
+LOG_SHOWN: Final = 4000
 RSS_SLOPE_MAX: Final = 1.0
 """MB a minute."""
 
@@ -82,6 +83,8 @@ class Soak:
     reasons: Counter[str] = field(default_factory=Counter)
     """Why, by what was asked."""
     samples: list[Sample] = field(default_factory=list)
+    log: str = ""
+    """What the gateway said."""
 
     def note(self, verb: str, report: kvgw.PutReport | kvgw.GetReport) -> None:
         if report.outcome is kvgw.Outcome.OUTAGE:
@@ -218,7 +221,8 @@ async def run(minutes: float, every_s: float) -> tuple[Soak, StatusReply]:
             last = await settled(operator)
         finally:
             await operator.aclose()
-        assert gateway.stop(signal.SIGTERM) == 0, gateway.complaints()
+        code, soak.log = gateway.stop(signal.SIGTERM), gateway.complaints()
+        assert code == 0, soak.log
     return soak, last
 
 
@@ -258,6 +262,8 @@ def main() -> int:
         print(f"outage, {count} times: {reason}")
     for sentence in bad:
         print(f"FAULT: {sentence}")
+    if bad:
+        print(f"what the gateway said last:\n{soak.log[-LOG_SHOWN:]}")
     if options.json:
         options.json.write_text(json.dumps({"faults": bad, **asdict(soak)}, indent=1) + "\n", encoding="utf-8")
     return 1 if bad else 0
