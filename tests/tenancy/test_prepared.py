@@ -36,6 +36,7 @@ def test_lists_of_any_length_find_exactly_their_members(count: int) -> None:
         found = [tuple(row) for row in FIND.rows(connection, {"least": 1}, [1, 2, 3], names)]
         assert sorted(found) == sorted((kind, name, kind + 1) for kind in (2, 3) for name in names)
         assert sum(1 for row in FIND.rows(connection, {"least": 0}, [3], [*names, b"none"])) == count
+    engine.dispose()
 
 
 def prepared_statements() -> dict[str, Statement]:
