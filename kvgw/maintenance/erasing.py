@@ -24,7 +24,7 @@ from tenancy.deletion.erasure import Outstanding
 from tenancy.deletion.jobs import Job, Look, Progress
 from tenancy.deletion.selection import Namespace as Whole
 from tenancy.errors import DeletionUnsupported, NamespaceUnknown, TenancyError
-from tenancy.model import Namespace
+from tenancy.model import Namespace, Scope
 from tenancy.registrar import GATEWAY
 from tenancy.timekeeping import FURTHEST_MS
 
@@ -123,7 +123,7 @@ class Erasing:
         await self._sweep.collect(job.scope)
         rest = await deletions.outstanding(job)
         if not rest.nothing:
-            await deletions.note_sentence(job, await self._waits_for(rest))
+            await deletions.note_sentence(job, await self._waits_for(job.scope, rest))
             return False
         await self._clear(job, leads=leads)
         await deletions.note_cleared(job, rooms.catalog.node.boot, rooms.time.now_ms())
@@ -233,7 +233,7 @@ class Erasing:
         live = set(await self._live())
         return [one.node for one in await self._rooms.catalog.processes() if one.boot not in live]
 
-    async def _waits_for(self, rest: Outstanding) -> str:
+    async def _waits_for(self, scope: Scope, rest: Outstanding) -> str:
         live = set(await self._live())
         away = {one.node for one in await self._rooms.catalog.processes() if one.boot not in live}
         waits = [f"{rest.chunks} chunks are still to be erased"] if rest.chunks else []
@@ -243,6 +243,9 @@ class Erasing:
             for node in rest.nodes
             if node in away
         ]
+        if rest.chunks:
+            refusals = self._sweep.refusals(scope)
+            waits += [f"the {tier} tier does not delete: {why}" for tier, why in refusals.items()]
         return "waits: " + "; ".join(waits)
 
 

@@ -20,6 +20,7 @@ class Sweep:
 
     def __init__(self, rooms: Rooms) -> None:
         self._rooms = rooms
+        self._refusals: dict[tuple[Scope, str], str] = {}
 
     async def expire(self, scope: Scope) -> int:
         """End expired entries and abandoned reservations of one namespace; how many entries ended."""
@@ -46,11 +47,15 @@ class Sweep:
         purged = 0
         while True:
             doomed = await rooms.catalog.doomed(scope, tier, rooms.time.now_ms(), BATCH)
-            gone = doomed if await self._delete(tier, doomed) else []
+            gone = doomed if await self._delete(scope, tier, doomed) else []
             count = await rooms.catalog.purge(scope, gone, BATCH)
             purged += count
             if count < BATCH and len(gone) < BATCH:
                 return purged
+
+    def refusals(self, scope: Scope) -> dict[str, str]:
+        """Why a tier did not delete this namespace's blobs when it was asked last, by its label."""
+        return {tier: self._refusals[scope, tier] for tier in self._rooms.tiers if (scope, tier) in self._refusals}
 
     async def renew(self, scope: Scope) -> int:
         """Have what proved wrong written anew, where this node has good bytes of it or S3 has; how many placements."""
@@ -68,15 +73,17 @@ class Sweep:
         rooms.metrics.ended.labels("lost").inc(count)
         return count
 
-    async def _delete(self, label: str, doomed: list[DoomedPlacement]) -> bool:
+    async def _delete(self, scope: Scope, label: str, doomed: list[DoomedPlacement]) -> bool:
         """Whether the bytes are gone; if not, they stay doomed and are tried again."""
         if not doomed:
             return True
         try:
             await self._rooms.tiers[label].delete([one.object_name for one in doomed])
-        except StorageError:
+        except StorageError as error:
             self._rooms.metrics.tier_failures.labels(label, "delete").inc()
+            self._refusals[scope, label] = str(error)
             return False
+        self._refusals.pop((scope, label), None)
         self._rooms.metrics.swept.labels(label).inc(len(doomed))
         return True
 

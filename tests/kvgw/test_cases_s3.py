@@ -144,7 +144,8 @@ async def test_R63_while_a_lock_keeps_the_bytes_the_deletion_is_open_and_has_no_
         now = await job_of(gateway, job)
         assert now["state"] != "done", "R63: the job stays open"
         assert not now.get("receipt"), "and nobody is told that all of it is gone"
-        assert "2 chunks are still to be erased" in str(now), now
+        assert "2 chunks are still to be erased; the s3 tier does not delete" in now["sentence"], now
+        assert "object lock until 2031" in now["sentence"], "and whoever asks why is told"
         assert len(s3.names) == 2
         s3.failure = None
         for _ in range(6):
