@@ -12,12 +12,15 @@ import asyncio
 import contextlib
 import select
 import socket
-import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from itertools import islice
 from typing import Final, Protocol
+
+from kvgw.passing import receive_passed
+from kvgw.patience import patiently
+from kvgw.runtime import runs_here
 
 UNIX_SEND_BYTES: Final = 512 * 1024
 """What the kernel may hold for a peer on a Unix socket; it counts its own overhead and allows twice as much."""
@@ -25,8 +28,10 @@ UNIX_SEND_BYTES: Final = 512 * 1024
 _BUFFERS_AT_ONCE: Final = 512
 """Buffers given to one system call; Linux takes 1024."""
 
-_DESCRIPTORS_AT_ONCE: Final = 4
-_DESCRIPTOR: Final = struct.Struct("i")
+
+Sift = Callable[[int], bytes | None]
+"""Says, before a task is woken for it, what to answer to what has come, so many bytes of it beyond its target; None:
+it is for the task."""
 
 
 class ConnectionEnded(Exception):
@@ -65,8 +70,18 @@ class Outgoing:
 class Channel(Protocol):
     """A two-way stream of bytes. One task sends and one receives at a time."""
 
-    async def receive(self, target: memoryview, spare: memoryview) -> int:
-        """Fill `target`; bytes that came with its last ones go to `spare`: how many. Raises `ConnectionEnded`."""
+    async def receive(self, target: memoryview, spare: memoryview, sift: Sift | None = None) -> int:
+        """Fill `target`; bytes that came with its last ones go to `spare`: how many. Raises `ConnectionEnded`.
+
+        What `sift` answers, is sent, and `target` filled once more; a channel may leave that to its caller.
+        """
+        ...
+
+    def pull(self, target: memoryview, spare: memoryview, patience_s: float) -> tuple[int, float]:
+        """In a worker thread, while nothing else is received: as `receive`, waiting at most so long for the peer.
+
+        How much came, with what went to `spare`, and what is left of the patience, as `push` has it.
+        """
         ...
 
     async def send(self, outgoing: Outgoing) -> None:
@@ -109,7 +124,7 @@ class Channel(Protocol):
 class PlainChannel:
     """A socket as it is: a Unix socket, or TCP on loopback."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, *, unix_send_bytes: int = UNIX_SEND_BYTES) -> None:
         self._socket = sock
         self._loop = asyncio.get_running_loop()
         self._passed: list[int] | None = None
@@ -119,7 +134,7 @@ class PlainChannel:
         """The socket's reader is registered with the event loop."""
         if sock.family == socket.AF_UNIX:
             # The default holds half of what fits into a processor's cache, and both sides take turns in small steps.
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNIX_SEND_BYTES)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, unix_send_bytes)
         else:
             # Without it a small frame behind a large one waits for the peer's delayed acknowledgement.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -132,21 +147,28 @@ class PlainChannel:
         except OSError as error:
             raise ConnectionEnded(str(error)) from error
 
-    async def receive(self, target: memoryview, spare: memoryview) -> int:
-        at = 0
+    async def receive(self, target: memoryview, spare: memoryview, sift: Sift | None = None) -> int:
+        at, unsent = 0, b""
 
         def fill() -> bool:
-            nonlocal at
+            nonlocal at, unsent
             if self._passed is None:
                 count, _, _, _ = self._socket.recvmsg_into([target[at:], spare])
             else:
-                count = self._receive_passed([target[at:], spare], self._passed)
+                count = receive_passed(self._socket, [target[at:], spare], self._passed)
             if count == 0:
                 raise ConnectionEnded("ended in the middle of a frame" if at else "ended")
             at += count
-            return at >= len(target)
+            if at < len(target) or sift is None or (answer := sift(at - len(target))) is None:
+                return at >= len(target)
+            at, unsent = 0, answer[self._send_at_once(answer) :]
+            return bool(unsent)
 
         await self._complete(fill, self._listen, self._rest)
+        while unsent:  # nothing more is taken from a peer that does not take its answers
+            await self.send(Outgoing((unsent,)))
+            unsent = b""
+            await self._complete(fill, self._listen, self._rest)
         return at - len(target)
 
     def _listen(self, number: int, ready: Callable[[], None]) -> None:
@@ -165,18 +187,9 @@ class PlainChannel:
             self._stop_listening()  # the loop would say it again and again, until somebody takes it
 
     def _stop_listening(self) -> None:
-        if self._listens and _runs(self._loop):
+        if self._listens and runs_here(self._loop):
             self._loop.remove_reader(self._socket.fileno())
         self._listens = False
-
-    def _receive_passed(self, buffers: list[memoryview], passed: list[int]) -> int:
-        room = socket.CMSG_LEN(_DESCRIPTORS_AT_ONCE * _DESCRIPTOR.size)
-        count, ancillary, _, _ = self._socket.recvmsg_into(buffers, room, socket.MSG_CMSG_CLOEXEC)
-        for level, kind, data in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                whole = len(data) // _DESCRIPTOR.size * _DESCRIPTOR.size
-                passed += [number for (number,) in _DESCRIPTOR.iter_unpack(data[:whole])]
-        return count
 
     @contextmanager
     def accepting(self) -> Iterator[list[int]]:
@@ -207,14 +220,18 @@ class PlainChannel:
             await self._complete(empty, self._loop.add_writer, self._loop.remove_writer)
 
     async def send_small(self, data: bytes) -> None:
-        try:
-            sent = self._socket.send(data)
-        except BlockingIOError:
-            sent = 0
-        except OSError as error:
-            raise ConnectionEnded(str(error)) from error
+        sent = self._send_at_once(data)
         if sent < len(data):
             await self.send(Outgoing((data[sent:],)))
+
+    def _send_at_once(self, data: bytes) -> int:
+        """How much of it the socket took. Raises `ConnectionEnded`."""
+        try:
+            return self._socket.send(data)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise ConnectionEnded(str(error)) from error
 
     async def _complete(
         self,
@@ -242,7 +259,7 @@ class PlainChannel:
                 return
             except OSError as error:
                 done.set_exception(ConnectionEnded(str(error)))
-            except ConnectionEnded as error:
+            except Exception as error:  # noqa: BLE001  # raised where it is waited for
                 done.set_exception(error)
 
         number = self._socket.fileno()
@@ -253,19 +270,31 @@ class PlainChannel:
             unregister(number)
 
     def push(self, outgoing: Outgoing, patience_s: float) -> float:
-        writable = select.poll()
-        writable.register(self._socket, select.POLLOUT)
-        while outgoing:
-            try:
-                outgoing.send_some(self._socket)
-            except BlockingIOError:
-                began = self._loop.time()
-                if patience_s <= 0 or not writable.poll(patience_s * 1000):
-                    return 0.0
-                patience_s -= self._loop.time() - began
-            except OSError as error:
-                raise ConnectionEnded(str(error)) from error
-        return max(0.0, patience_s)
+        def empty() -> bool:
+            outgoing.send_some(self._socket)
+            return not outgoing
+
+        return self._patiently(empty, select.POLLOUT, patience_s) if outgoing else patience_s
+
+    def pull(self, target: memoryview, spare: memoryview, patience_s: float) -> tuple[int, float]:
+        at = 0
+
+        def fill() -> bool:
+            nonlocal at
+            count, _, _, _ = self._socket.recvmsg_into([target[at:], spare])
+            if count == 0:
+                raise ConnectionEnded("ended in the middle of a frame")
+            at += count
+            return at >= len(target)
+
+        left_s = self._patiently(fill, select.POLLIN, patience_s)
+        return at, left_s
+
+    def _patiently(self, step: Callable[[], bool], event: int, patience_s: float) -> float:
+        try:
+            return patiently(self._socket, step, event, patience_s, self._loop.time)
+        except OSError as error:
+            raise ConnectionEnded(str(error)) from error
 
     def over(self) -> bool:
         return self.receive_at_once(1, socket.MSG_PEEK) is not None
@@ -288,11 +317,3 @@ class PlainChannel:
     def abandon(self) -> None:
         self._stop_listening()
         self._socket.close()
-
-
-def _runs(loop: asyncio.AbstractEventLoop) -> bool:
-    """Whether it is what runs here: one that has ended is deaf, and a forked child leaves it to its parent."""
-    try:
-        return asyncio.get_running_loop() is loop
-    except RuntimeError:
-        return False

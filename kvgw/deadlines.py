@@ -37,6 +37,11 @@ class Deadlines:
         if self._timer is None or one.due < self._timer.when():
             self._set(loop, one.due)
 
+    def now(self) -> float:
+        """Only for `Within`, while it runs: the event loop's time."""
+        assert self._loop is not None, "something runs in it"
+        return self._loop.time()
+
     def leave(self, one: Within) -> None:
         """Only for `Within`."""
         self._running.pop(one, None)
@@ -68,13 +73,14 @@ class Within:
         self._expired = False
         self.due = math.inf
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Within:
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("a deadline bounds a task; there is none here")
         self._task = task
         self._before = task.cancelling()
         self._deadlines.enter(self, self._seconds)
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -83,6 +89,10 @@ class Within:
         # A task that somebody else cancelled too ends as cancelled.
         if self._expired and self._task.uncancel() <= self._before and kind is asyncio.CancelledError:
             raise TimeoutError from error
+
+    def renew(self) -> None:
+        """While the block runs: it has all of its time once more."""
+        self.due = self._deadlines.now() + self._seconds
 
     def expire(self) -> None:
         """The time is over."""

@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+from typing import Final
 
 from kvgw.channel import Channel, ConnectionEnded, PlainChannel
 from kvgw.endpoint import Endpoint, TcpEndpoint, UnixEndpoint
 from kvgw.errors import Outage
 from kvgw.tlschannel import TlsChannel
+
+UNIX_SEND_BYTES: Final = 2 * 1024 * 1024
+"""What the kernel may hold of a PUT: as much as the gateway takes at once, and more while it is at work on that."""
 
 
 async def dial(endpoint: Endpoint, tls: ssl.SSLContext | None) -> Channel:
@@ -19,7 +23,7 @@ async def dial(endpoint: Endpoint, tls: ssl.SSLContext | None) -> Channel:
     except OSError as error:
         raise Outage(f"no gateway answers at {endpoint}: {error.strerror or error}") from error
     if not (isinstance(endpoint, TcpEndpoint) and endpoint.encrypted):
-        return PlainChannel(sock)
+        return PlainChannel(sock, unix_send_bytes=UNIX_SEND_BYTES)
     assert tls is not None, "an encrypted endpoint needs a context"
     channel = TlsChannel(sock, tls, server_hostname=endpoint.host)
     try:

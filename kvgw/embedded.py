@@ -88,6 +88,7 @@ class _Source:
     def __init__(self, payloads: Sequence[memoryview]) -> None:
         self._payloads = payloads
         self._wanted: Sequence[int] = ()
+        self.incoming = None
 
     async def wanted(self, indices: Sequence[int]) -> None:
         self._wanted = indices

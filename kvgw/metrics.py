@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import time
 from types import TracebackType
+from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from kvgw.errors import KvgwError
 from kvgw.model import Request
+
+OK: Final = "ok"
+"""Code of a request that was answered and not refused."""
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
@@ -81,6 +85,7 @@ class Metrics:
         self.shared_window_bytes = self._gauge_of("shared_window_bytes", "Bytes of windows shared with clients.")
         self.match_leases = self._gauge_of("match_leases", "Blobs that a match keeps from eviction for a moment.")
         self.connections = self._gauge_of("connections", "Open client connections.")
+        self.turns_waiting = self._gauge_of("turns_waiting", "Requests that were let in and wait for their turn.")
         self.clock_behind = self._gauge_of("clock_behind_seconds", "By how much the clock is behind the catalog's.")
         self.catalog_log_bytes = self._gauge_of(
             "catalog_log_bytes", "Bytes of SQLite's write-ahead log; 0 where the catalog is on PostgreSQL."
@@ -104,12 +109,20 @@ class Metrics:
 
     def answered(self, kind: type[Request], code: str, seconds: float) -> None:
         """A request of this kind was answered."""
+        count, took = self._answer(kind, code)
+        count.inc()
+        took.observe(seconds)
+
+    def turned_away(self, kind: type[Request], code: str) -> None:
+        """A request of this kind was answered before it began; that it took no time says nothing of the others."""
+        self._answer(kind, code)[0].inc()
+
+    def _answer(self, kind: type[Request], code: str) -> tuple[Counter, Histogram]:
         known = self._answers.get((kind, code))
         if known is None:
             op = kind.__name__.removesuffix("Request").lower()
             known = self._answers[kind, code] = self.requests.labels(op, code), self.request_seconds.labels(op)
-        known[0].inc()
-        known[1].observe(seconds)
+        return known
 
     def exposition(self) -> bytes:
         """The text that Prometheus scrapes."""
@@ -131,7 +144,7 @@ class Measured:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        code = "ok"
+        code = OK
         if error is not None:
             code = error.code.value if isinstance(error, KvgwError) else "cancelled"
         self._metrics.answered(self._kind, code, time.perf_counter() - self._started)

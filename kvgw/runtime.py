@@ -207,6 +207,25 @@ def first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
     return group
 
 
+def release_frames(error: BaseException) -> None:
+    """Let go of what the frames that an error and its causes came through still hold, such as views of memory.
+
+    Whoever goes on after an error wants that: where a frame knows the error, both live until garbage is collected.
+    """
+    link: BaseException | None = error
+    while link is not None:
+        link.__traceback__ = None
+        link = link.__cause__ or link.__context__
+
+
+def runs_here(loop: asyncio.AbstractEventLoop) -> bool:
+    """Whether it is what runs here: one that has ended is deaf, and a forked child leaves it to its parent."""
+    try:
+        return asyncio.get_running_loop() is loop
+    except RuntimeError:
+        return False
+
+
 def usable_cpus() -> int:
     """CPUs that this process may run on: its affinity, bounded by a cgroup's CPU quota where one is set."""
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

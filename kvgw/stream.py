@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from msgspec import Struct
@@ -15,6 +15,10 @@ from kvgw.wire import Frame, Kind
 
 AHEAD_BYTES: Final = 4096
 """What is received beyond what was asked for: with the end of a payload comes the beginning of the next frame."""
+
+
+Refuse = Callable[[Frame, memoryview], bytes | None]
+"""Answers a frame and its header at once, or leaves it to whoever receives (None). It does not raise."""
 
 
 class FrameStream:
@@ -29,22 +33,63 @@ class FrameStream:
 
     async def receive_into(self, target: memoryview) -> None:
         """Fill `target` from the connection. Raises `ConnectionEnded` when it ends before."""
+        early = self._take_early(target)
+        if early < len(target):
+            self._unread = self._ahead[: await self._channel.receive(target[early:], self._ahead)]
+
+    def pull(self, target: memoryview, patience_s: float) -> tuple[int, float]:
+        """In a worker thread, while nothing else is received: fill `target` as far as the peer sends; see `Channel`.
+
+        How much of it came, and what is left of the patience. What is missing is for `receive_into`.
+        """
+        early = self._take_early(target)
+        if early == len(target):
+            return early, patience_s
+        count, patience_s = self._channel.pull(target[early:], self._ahead, patience_s)
+        came = min(early + count, len(target))
+        self._unread = self._ahead[: early + count - came]
+        return came, patience_s
+
+    def pull_frame(self, patience_s: float) -> tuple[Frame | None, float]:
+        """In a worker thread, as `pull`: the next frame's prefix; the payload behind its header is what comes next.
+
+        None when they do not come: then nothing of them is taken, and `receive` has them. Raises as `receive`.
+        """
+        there = len(self._unread)
+        if there < wire.PREFIX.size:
+            self._ahead[:there] = bytes(self._unread)
+            prefix, spare = self._ahead[there : wire.PREFIX.size], self._ahead[wire.PREFIX.size :]
+            count, patience_s = self._channel.pull(prefix, spare, patience_s)
+            self._unread = self._ahead[: there + count]
+        if len(self._unread) >= wire.PREFIX.size:
+            frame = wire.decode_prefix(self._unread[: wire.PREFIX.size])
+            if self._early(wire.PREFIX.size + frame.header_bytes) is not None:
+                return frame, patience_s
+        return None, patience_s
+
+    def _take_early(self, target: memoryview) -> int:
+        """Take what came early to its place; how much."""
         early = min(len(target), len(self._unread))
         if early:
             target[:early] = self._unread[:early]
             self._unread = self._unread[early:]
-        if early < len(target):
-            self._unread = self._ahead[: await self._channel.receive(target[early:], self._ahead)]
+        return early
 
-    async def receive(self, header_bytes_max: int = wire.HEADER_BYTES_MAX) -> tuple[Frame, bytes]:
+    async def receive(
+        self, header_bytes_max: int = wire.HEADER_BYTES_MAX, refuse: Refuse | None = None
+    ) -> tuple[Frame, bytes]:
         """The next frame's prefix and header; its payload is still to be received.
 
+        What `refuse` answers is sent, and the frame forgotten; not every frame is shown to it.
         Raises `ConnectionEnded`, or `RequestRefused` for what is not a frame; the stream is of no use after either.
         """
+        frame = None
         prefix = self._early(wire.PREFIX.size)
-        if prefix is None:
+        if prefix is None and refuse is not None and not self._unread:
+            frame = await self._receive_sifted(refuse)
+        elif prefix is None:
             await self.receive_into(self._prefix)
-        frame = wire.decode_prefix(prefix or self._prefix)
+        frame = frame or wire.decode_prefix(prefix or self._prefix)
         if frame.header_bytes > header_bytes_max:
             raise RequestRefused(f"frame header of {frame.header_bytes} bytes is over the limit of {header_bytes_max}")
         header = self._early(frame.header_bytes)
@@ -53,6 +98,18 @@ class FrameStream:
             await self.receive_into(memoryview(received))
             header = bytes(received)
         return frame, header
+
+    async def _receive_sifted(self, refuse: Refuse) -> Frame:
+        """The next frame's prefix; a whole small frame that came at once is shown to `refuse` first."""
+        frame: Frame | None = None
+
+        def sift(early: int) -> bytes | None:
+            nonlocal frame
+            frame = wire.decode_prefix(self._prefix)
+            return refuse(frame, self._ahead[:early]) if frame.header_bytes == early else None
+
+        self._unread = self._ahead[: await self._channel.receive(self._prefix, self._ahead, sift)]
+        return frame or wire.decode_prefix(self._prefix)
 
     def _early(self, nbytes: int) -> bytes | None:
         """The next `nbytes`, if all of them came early."""

@@ -9,7 +9,7 @@ import ssl
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final, cast
 
-from kvgw.channel import ConnectionEnded, Outgoing, PlainChannel
+from kvgw.channel import ConnectionEnded, Outgoing, PlainChannel, Sift
 
 TLS_PIECE_BYTES: Final = 256 * 1024
 """Bytes encrypted, or received, between two turns of the event loop."""
@@ -51,7 +51,7 @@ class TlsChannel:
             reason = getattr(error, "verify_message", "") or error.reason or str(error)
             raise ConnectionEnded(f"failed in the TLS handshake: {reason}") from error
 
-    async def receive(self, target: memoryview, spare: memoryview) -> int:
+    async def receive(self, target: memoryview, spare: memoryview, sift: Sift | None = None) -> int:
         at = 0
         while at < len(target):
             count = await self._receive_some(target[at:])
@@ -91,6 +91,9 @@ class TlsChannel:
         count = self._tls.write(outgoing.first()[:most])
         outgoing.sent(count)
         return count
+
+    def pull(self, target: memoryview, spare: memoryview, patience_s: float) -> tuple[int, float]:
+        return 0, 0.0  # its state belongs to the event loop
 
     def push(self, outgoing: Outgoing, patience_s: float) -> float:
         return 0.0  # its state belongs to the event loop

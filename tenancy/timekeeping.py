@@ -47,10 +47,14 @@ class CatalogTime:
         self._offset_ms: float | None = None
 
     def now_ms(self) -> int:
-        followed_ms, least_ms = self._unclamped_ms(), self._least_ms()
+        # Every request asks several times: what `_unclamped_ms` and `_least_ms` say, with one look at the clock.
+        at = self._clock.monotonic()
+        offset_ms = self._offset_ms
+        followed_ms = self._clock.now_ms() if offset_ms is None else int(at * 1000 + offset_ms)
+        least_ms = self._latest_ms + int(PACE * 1000 * (at - self._latest_at))
         if followed_ms < least_ms:
             return least_ms
-        self._latest_ms, self._latest_at = followed_ms, self._clock.monotonic()
+        self._latest_ms, self._latest_at = followed_ms, at
         return followed_ms
 
     def adopt(self, database_ms: int, asked_at: float, answered_at: float) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeGuard, TypeVar
 
 from kvgw.errors import Code, FormatError, Outage, RequestRefused
 from kvgw.gateway.admin import AdminVerbs, usage_of
@@ -19,6 +20,7 @@ from kvgw.gateway.rooms import Rooms
 from kvgw.gateway.translate import translated
 from kvgw.gateway.wait import WaitVerb
 from kvgw.kvformat import KVFormat
+from kvgw.metrics import OK
 from kvgw.model import (
     DeleteReply,
     DeleteRequest,
@@ -57,6 +59,17 @@ from tenancy.naming import entry_keys, format_fingerprint
 Asked = TypeVar(
     "Asked", MatchRequest, WaitRequest, RegisterRequest, TouchRequest, HoldRequest, DeleteRequest, StatRequest
 )
+_Limited: TypeAlias = (
+    MatchRequest
+    | WaitRequest
+    | RegisterRequest
+    | TouchRequest
+    | HoldRequest
+    | DeleteRequest
+    | StatRequest
+    | GetRequest
+    | PutRequest
+)
 Answered = TypeVar("Answered")
 
 _PARTS: Final[Mapping[type[Request], float]] = {
@@ -72,7 +85,9 @@ _PARTS: Final[Mapping[type[Request], float]] = {
 }
 """How large a crowd may be before a request is turned away."""
 
-_UNLIMITED: Final = (StatusRequest, NamespaceCreateRequest, NamespacesRequest, ExplainRequest, NodeForgetRequest)
+_UNLIMITED: Final = frozenset(
+    (StatusRequest, NamespaceCreateRequest, NamespacesRequest, ExplainRequest, NodeForgetRequest)
+)
 """An operator's, which are never turned away."""
 
 
@@ -115,14 +130,30 @@ class Gateway:
 
     def turned_away(self, caller: Caller, request: Request) -> Outage | None:
         """Why a request is not served in this crowd, if that is known without any work; None: ask for it in earnest."""
-        if isinstance(request, _UNLIMITED):
+        if not _is_limited(request):
             return None
-        part = _PARTS[type(request)]
         namespace = self._directory.remembered(caller, request.namespace)
-        refusal = None if namespace is None else self._rooms.limiter.turned_away(namespace, part)
+        refusal = None if namespace is None else self._rooms.limiter.turned_away(namespace, _PARTS[type(request)])
         if refusal is not None:
-            self._rooms.metrics.answered(type(request), refusal.code.value, 0.0)
+            self._rooms.metrics.turned_away(type(request), refusal.code.value)
         return refusal
+
+    def at_once(self, caller: Caller, request: Request) -> Reply | None:
+        """The answer to a question, if nothing has to be asked or waited for; None: `answer` it, nothing was done.
+
+        It looks at all that `answer` looks at, and as nothing can happen in between, it needs no deadline and no place.
+        """
+        if not isinstance(request, MatchRequest) or not self._rooms.turns.has_room:
+            return None
+        rooms, began = self._rooms, time.perf_counter()
+        namespace = self._directory.at_hand(caller, request.namespace)
+        reply = None if namespace is None else self._match.at_once(caller, namespace, request)
+        if namespace is None or reply is None:
+            return None
+        with rooms.limiter.admitted(namespace, ASKING_PART):
+            rooms.turns.done_at_once(caller.tenant)
+        rooms.metrics.answered(MatchRequest, OK, time.perf_counter() - began)
+        return reply
 
     async def answer(self, caller: Caller, request: Question) -> Reply:
         """Answer a request that has no payload."""
@@ -266,6 +297,10 @@ def describe(kv_format: KVFormat, fingerprint: bytes, canonical: bytes) -> Forma
 
 def _as_text(identity: str | bytes) -> str:
     return identity if isinstance(identity, str) else identity.hex()
+
+
+def _is_limited(request: Request) -> TypeGuard[_Limited]:
+    return type(request) not in _UNLIMITED  # `isinstance` asks the class of each
 
 
 def _check_distinct(keys: Sequence[bytes]) -> None:

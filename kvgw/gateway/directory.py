@@ -63,6 +63,14 @@ class Directory:
         until, namespace = self._namespaces.get((caller.tenant, name), (0.0, None))
         return namespace if until > self._clock.monotonic() and caller.may_name(name) else None
 
+    def at_hand(self, caller: Caller, claim: str) -> Namespace | None:
+        """The namespace that `place` would find, with its keys, without asking anybody; None says nothing about it."""
+        namespace = self.remembered(caller, claim)
+        if namespace is None:
+            return None
+        keys = self._keyring.at_hand(namespace.scope)
+        return None if keys is None or namespace.epoch not in keys.data else namespace
+
     async def reaching(self, place: Place, epochs: Collection[int]) -> Place:
         """`place` with the data keys of chunks that were found there: another gateway may just have rotated them.
 
@@ -92,13 +100,17 @@ class Directory:
 
     async def format(self, scope: Scope, fingerprint: bytes) -> FormatRow:
         """The registered format. Raises `FormatUnknown`."""
-        known = self._formats.get((scope, fingerprint))
+        known = self.known_format(scope, fingerprint)
         if known is None:
             known = await self._catalog.format(scope, fingerprint)
             if known is None:
                 raise FormatUnknown("this KV format is not registered in the namespace; call register first")
             self.remember(scope, known)
         return known
+
+    def known_format(self, scope: Scope, fingerprint: bytes) -> FormatRow | None:
+        """The registered format, if anybody has asked for it here; None says nothing about it."""
+        return self._formats.get((scope, fingerprint))
 
     def remember(self, scope: Scope, known: FormatRow) -> None:
         """Formats never change: once known, known for good."""

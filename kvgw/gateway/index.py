@@ -43,7 +43,7 @@ class Run:
         self.on_nvme = on_nvme
         """1 for a chunk on this node's NVMe; 0: in S3 alone."""
         self.soonest_ms = min(expiries)
-        self.tiers: Sequence[str] = ()
+        self.tiers: list[str] = []
         """Where the leading chunks were when staging had changed `tiers_as_of` times."""
         self.tiers_as_of = -1
 

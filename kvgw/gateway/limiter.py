@@ -11,6 +11,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from types import TracebackType
 from typing import Final
 from uuid import UUID
@@ -78,16 +79,28 @@ class _Account:
     inside: int = 0
 
 
+@dataclass(slots=True)
+class _CountedIn:
+    """The accounts of a namespace, paced for its policy and so many gateways."""
+
+    namespace: Namespace
+    gateways: int
+    accounts: Sequence[_Account]
+
+
 class Limiter:
     """Counts what each namespace and tenant asks for. One event loop; no await."""
 
     def __init__(self, clock: Clock, metrics: Metrics, tenant: Allowance, meter: Meter | None = None) -> None:
         """`tenant`: what each tenant may ask for, all of its namespaces together. `meter` counts what is refused."""
         self._clock = clock
-        self._metrics = metrics
         self._meter = meter
         self._tenant = tenant
+        self._limits_tenants = tenant != _NO_LIMIT
         self._accounts: OrderedDict[UUID, _Account] = OrderedDict()
+        self._counted_in: dict[UUID, _CountedIn] = {}
+        """By namespace. Most requests find it as it was at the last one."""
+        self._refusals = {what: metrics.limited.labels(what) for what in ("concurrency", "requests", "bytes")}
         self._told = False
         self.gateways = 1
         """How many gateways share the limits."""
@@ -134,13 +147,16 @@ class Limiter:
 
     def _is_free(self, namespace: Namespace) -> bool:
         own = namespace.requests_per_second or namespace.bytes_per_second or namespace.concurrent_requests
-        return not own and self._tenant == _NO_LIMIT
+        return not own and not self._limits_tenants
 
     def _look(self, namespace: Namespace, part: float, now: float) -> tuple[Sequence[_Account], _Refusal | None]:
         """The accounts that a request is counted in, and what speaks against it."""
         try:
             accounts = self._accounts_of(namespace)
-            return accounts, next((why for account in accounts if (why := _refusal(account, part, now))), None)
+            for account in accounts:
+                if (why := _refusal(account, part, now)) is not None:
+                    return accounts, why
+            return accounts, None
         except Exception:  # a bug here must not be an outage: the limiter fails open
             if not self._told:
                 self._told = True
@@ -148,12 +164,21 @@ class Limiter:
             return [], None
 
     def _refused(self, namespace: Namespace, refusal: _Refusal) -> Outage:
-        self._metrics.limited.labels(refusal.what).inc()
+        self._refusals[refusal.what].inc()
         if self._meter is not None:
             self._meter.limited(namespace.scope)
         return Outage(refusal.sentence, Code.BUSY, retry_after_s=refusal.wait_s)
 
-    def _accounts_of(self, namespace: Namespace) -> list[_Account]:
+    def _accounts_of(self, namespace: Namespace) -> Sequence[_Account]:
+        known = self._counted_in.get(namespace.scope.namespace)
+        if known is None or known.namespace is not namespace or known.gateways != self.gateways:
+            if len(self._counted_in) >= REMEMBERED_MAX:
+                self._counted_in.clear()
+            known = _CountedIn(namespace, self.gateways, self._brought_up_to_date(namespace))
+            self._counted_in[namespace.scope.namespace] = known
+        return known.accounts
+
+    def _brought_up_to_date(self, namespace: Namespace) -> Sequence[_Account]:
         own = Allowance(namespace.requests_per_second, namespace.bytes_per_second, namespace.concurrent_requests)
         wanted = ((namespace.scope.namespace, own), (namespace.scope.tenant, self._tenant))
         return [self._account(who, allowance) for who, allowance in wanted if allowance != _NO_LIMIT]
@@ -164,6 +189,7 @@ class Limiter:
             known = self._accounts[who] = _Account(allowance, None, None)
             while len(self._accounts) > REMEMBERED_MAX:
                 self._accounts.popitem(last=False)
+                self._counted_in.clear()  # one that is forgotten is counted in no more
         self._accounts.move_to_end(who)
         known.allowance = allowance
         now = self._clock.monotonic()
@@ -211,16 +237,21 @@ def _paced(cell: Cell | None, rate: float, now: float) -> Cell | None:
     return cell
 
 
+@lru_cache(maxsize=1024)
+def _crowded(inside: int, allowed: int, most: int) -> _Refusal:
+    return _Refusal(
+        "concurrency",
+        f"{inside} requests are being served of the {allowed} that may be at once; "
+        f"one of this kind is let in below {most}; come again in a moment",
+        CROWD_RETRY_SECONDS,
+    )
+
+
 def _refusal(account: _Account, part: float, now: float) -> _Refusal | None:
     allowance = account.allowance
     most = max(1, int(part * allowance.concurrent_requests))
     if allowance.concurrent_requests and account.inside >= most:
-        return _Refusal(
-            "concurrency",
-            f"{account.inside} requests are being served of the {allowance.concurrent_requests} that may be at once; "
-            f"one of this kind is let in below {most}; come again in a moment",
-            CROWD_RETRY_SECONDS,
-        )
+        return _crowded(account.inside, allowance.concurrent_requests, most)
     for cell, what, limit in (
         (account.requests, "requests", allowance.requests_per_second),
         (account.bytes, "bytes", allowance.bytes_per_second),

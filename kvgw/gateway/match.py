@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby, takewhile
+from itertools import chain, groupby, takewhile
 from typing import TypeAlias
 from uuid import UUID
 
@@ -16,7 +16,7 @@ from kvgw.model import MatchReply, MatchRequest
 from storage.tier import blob_names
 from tenancy.access import Caller, Permission
 from tenancy.errors import FormatUnknown
-from tenancy.model import FormatRow, FoundChunk
+from tenancy.model import FormatRow, FoundChunk, Namespace, Scope
 
 Seen: TypeAlias = tuple[Source, dict[bytes, FoundChunk]]
 Where: TypeAlias = list[tuple[str, str]]
@@ -36,16 +36,37 @@ class MatchVerb:
         await self.count(place, request, reply.matched)
         return reply
 
+    def at_once(self, caller: Caller, namespace: Namespace, request: MatchRequest) -> MatchReply | None:
+        """As a call, if all of it is known here and now; None: there is more to be asked, and nothing was done."""
+        if request.public or Permission.GET not in caller.permissions:
+            return None
+        scope, formats = namespace.scope, list[FormatRow]()
+        for fingerprint in request.fingerprints:
+            known = self._directory.known_format(scope, fingerprint)
+            if known is None:
+                return None
+            formats.append(known)
+        tiers = self._remembered(scope, formats, request)
+        if tiers is None:
+            return None
+        self._count(scope, request, len(tiers), formats[0])
+        return MatchReply(len(tiers), tiers)
+
     async def count(self, place: Place, request: MatchRequest, matched: int) -> None:
         """Meter one look-up that found so many."""
-        rooms = self._rooms
-        rooms.metrics.match_hits.inc(matched)
-        rooms.metrics.match_misses.inc(len(request.keys) - matched)
         try:
             known = await self._directory.format(place.scope, request.fingerprints[0])
         except FormatUnknown:
-            return
-        rooms.meter.matched(place.scope, len(request.keys), matched, known.tokens_per_chunk)
+            known = None
+        self._count(place.scope, request, matched, known)
+
+    def _count(self, scope: Scope, request: MatchRequest, matched: int, first: FormatRow | None) -> None:
+        metrics, missed = self._rooms.metrics, len(request.keys) - matched
+        metrics.match_hits.inc(matched)
+        if missed:
+            metrics.match_misses.inc(missed)
+        if first is not None:
+            self._rooms.meter.matched(scope, len(request.keys), matched, first.tokens_per_chunk)
 
     async def answer(self, caller: Caller, place: Place, request: MatchRequest) -> MatchReply:
         """The answer, not yet metered. Raises the rooms' errors."""
@@ -55,7 +76,7 @@ class MatchVerb:
         except FormatUnknown:
             # Ranks of an engine start in any order: one that is early matches nothing, and is told why.
             return MatchReply(0, [], "a KV format of this match is not registered in the namespace")
-        tiers = None if request.public else self._remembered(place, formats, request)
+        tiers = None if request.public else self._remembered(place.scope, formats, request)
         if tiers is not None:
             return MatchReply(len(tiers), tiers)
         run = await self._looked_up(caller, place, formats, request)
@@ -63,20 +84,21 @@ class MatchVerb:
             len(run), [tier for tier, _ in run], namespaces=[name for _, name in run] if request.public else []
         )
 
-    def _remembered(self, place: Place, formats: Sequence[FormatRow], request: MatchRequest) -> list[str] | None:
+    def _remembered(self, scope: Scope, formats: Sequence[FormatRow], request: MatchRequest) -> list[str] | None:
         """The tier of each chunk, if all of them were found before and nothing may have changed since."""
         rooms = self._rooms
-        version = rooms.catalog.version(place.scope.tenant)
+        version = rooms.catalog.version(scope.tenant)
         format_ids = [one.format_id for one in formats]
-        known = rooms.index.find(place.scope, version, format_ids, request.keys, rooms.time.now_ms())
+        known = rooms.index.find(scope, version, format_ids, request.keys, rooms.time.now_ms())
         if known is None:
             return None
         if request.lease_ms:
             blob_ids = [one for spans in known for run, count in spans for one in run.blobs(count)]
-            rooms.leases.take(place.scope.tenant, blob_ids, request.lease_ms)
-        return [tier for run, count in known[0] for tier in self._tiers(place.scope.namespace, run, count)]
+            rooms.leases.take(scope.tenant, blob_ids, request.lease_ms)
+        tiers = [self._tiers(scope.namespace, run, count) for run, count in known[0]]
+        return tiers[0] if len(tiers) == 1 else list(chain.from_iterable(tiers))
 
-    def _tiers(self, namespace: UUID, run: Run, count: int) -> Sequence[str]:
+    def _tiers(self, namespace: UUID, run: Run, count: int) -> list[str]:
         """Where the leading chunks of a run are: as before, while nothing entered or left staging."""
         staging = self._rooms.staging
         if run.tiers_as_of != staging.changes or len(run.tiers) < count:

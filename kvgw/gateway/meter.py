@@ -37,7 +37,7 @@ Refused = tuple[Scope, int, bytes]
 
 @dataclass(slots=True)
 class _Tally:
-    """Matches of one namespace in one hour that are not counted among the rest yet."""
+    """Matches and refusals of one namespace in one hour that are not counted among the rest yet."""
 
     hour_ms: int
     lookups: int = 0
@@ -45,6 +45,7 @@ class _Tally:
     missed_keys: int = 0
     matched_tokens: int = 0
     missed_tokens: int = 0
+    limit_hits: int = 0
 
 
 class Meter:
@@ -65,10 +66,7 @@ class Meter:
 
     def matched(self, scope: Scope, asked: int, count: int, tokens_per_chunk: int) -> None:
         """A match of `asked` keys found the leading `count`."""
-        now_ms = self._time.now_ms()
-        tally = self._tallies.get(scope)
-        if tally is None or tally.hour_ms != now_ms - now_ms % HOUR_MS:
-            tally = self._begin_tally(scope, now_ms - now_ms % HOUR_MS)
+        tally = self._tally(scope)
         tally.lookups += 1
         tally.matched_keys += count
         tally.missed_keys += asked - count
@@ -107,8 +105,7 @@ class Meter:
 
     def limited(self, scope: Scope) -> None:
         """A rate limit refused a request."""
-        self._add(scope, {"limit_hits": 1})
-        self._merge(scope, {"limited": 1})
+        self._tally(scope).limit_hits += 1
 
     @contextmanager
     def strangers_from(self, source: str) -> Iterator[None]:
@@ -162,6 +159,13 @@ class Meter:
         """Callers that could not be written down now."""
         self._strangers.update(counts)
 
+    def _tally(self, scope: Scope) -> _Tally:
+        now_ms = self._time.now_ms()
+        tally = self._tallies.get(scope)
+        if tally is None or tally.hour_ms != now_ms - now_ms % HOUR_MS:
+            tally = self._begin_tally(scope, now_ms - now_ms % HOUR_MS)
+        return tally
+
     def _begin_tally(self, scope: Scope, hour_ms: int) -> _Tally:
         if scope in self._tallies or len(self._tallies) >= MINUTES_MAX:
             self._end_tallies()
@@ -174,7 +178,7 @@ class Meter:
             counts = asdict(tally)
             hour_ms = counts.pop("hour_ms")
             self._add(scope, counts, hour_ms)
-            self._merge(scope, {"matches": tally.lookups})
+            self._merge(scope, {"matches": tally.lookups, "limited": tally.limit_hits})
 
     def _add(self, scope: Scope, counts: Mapping[str, int], hour_ms: int | None = None) -> None:
         if hour_ms is None:

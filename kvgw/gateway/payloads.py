@@ -6,13 +6,14 @@ Chunks move in groups, so that small ones share a window, a worker thread and a 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias, TypeVar
 
 GROUP_BYTES: Final = 1024 * 1024
 """Plaintext of a group of small chunks: enough to make its thread hop cheap, and little enough to stay in a cache."""
 
 SHARED_GROUP_BYTES: Final = 32 * 1024 * 1024
-"""The same where chunks lie in memory of the client's: they pass through no cache of ours."""
+"""The same where chunks pass through one segment's memory: they lie in the client's, or a thread receives them."""
 
 TIER_GROUP_BYTES: Final = 8 * 1024 * 1024
 """The same where a tier gives or takes the chunks meanwhile: one group is sealed or opened while it has another."""
@@ -26,8 +27,45 @@ Chunk: TypeAlias = tuple[int, memoryview]
 Item = TypeVar("Item")
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Memory for some bytes of a chunk on its way in. Chunks come in order, and their parts too."""
+
+    index: int
+    """Of the chunk in the batch."""
+    length: int
+    """Of the whole chunk, in bytes."""
+    start: int
+    """Of the chunk's bytes, the first that belongs here."""
+    target: memoryview
+
+
+class Incoming(Protocol):
+    """Payloads that are taken in part by part, by the thread that hashes and seals them while it has them in its cache.
+
+    Raises what its medium raises when the client is gone.
+    """
+
+    async def begin(self) -> None:
+        """Wait until the next wanted chunk begins to come: before that no thread is kept for it."""
+        ...
+
+    def pull(self, part: Part) -> int:
+        """In a worker thread: take in what comes of the next part, almost without waiting for it; how many bytes."""
+        ...
+
+    async def receive_part(self, part: Part) -> None:
+        """Take in the next part, or the rest that `pull` has left of it: such a rest is a part of its own."""
+        ...
+
+
 class PayloadSource(Protocol):
     """Payloads of a PUT. Raises what its medium raises when the client is gone."""
+
+    @property
+    def incoming(self) -> Incoming | None:
+        """What takes in what is not shared; None: `receive` does."""
+        ...
 
     async def wanted(self, indices: Sequence[int]) -> None:
         """Tell the client which chunks are wanted, by batch index in ascending order; called exactly once."""
@@ -85,7 +123,7 @@ def group_size(chunk_bytes: int, window_limit: int) -> int:
 
 
 def shared_group_size(chunk_bytes: int, *, with_tier: bool = False) -> int:
-    """Chunks of a group that lies in memory of the client's; `with_tier`: which a tier gives or takes meanwhile."""
+    """Chunks of a group that is shared, or received by a thread; `with_tier`: which a tier gives or takes meanwhile."""
     return max(1, (TIER_GROUP_BYTES if with_tier else SHARED_GROUP_BYTES) // chunk_bytes)
 
 

@@ -50,6 +50,15 @@ class Turns:
         """A block that one request of the tenant's works in: ``async with turns.of(tenant): ...``."""
         return Turn(self, tenant)
 
+    @property
+    def has_room(self) -> bool:
+        """Whether a request may be done here and now: nobody waits, and there is a place."""
+        return not self._queue and len(self._working) < self._places
+
+    def done_at_once(self, tenant: UUID) -> None:
+        """A request of the tenant's was done while there was room, and waited for nothing: it counts like any other."""
+        self._queue.serve(tenant, 1.0)
+
     def ask(self, turn: Turn) -> None:
         """Only for `Turn`: it wants a place, and may have it when this returns."""
         if not self._queue and len(self._working) < self._places:

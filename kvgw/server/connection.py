@@ -15,11 +15,11 @@ from kvgw.deadlines import Deadlines
 from kvgw.errors import Code, KvgwError, Outage, RequestRefused
 from kvgw.gateway.core import Gateway
 from kvgw.gateway.translate import translated
-from kvgw.model import GetRequest, PutRequest, Request
+from kvgw.model import GetRequest, PutRequest, Reply, Request
 from kvgw.server.exchange import Exchange
 from kvgw.server.limits import Limits
 from kvgw.server.peers import peer_uid
-from kvgw.stream import FrameStream
+from kvgw.stream import FrameStream, frame_bytes
 from kvgw.tls import ServerCertificate
 from kvgw.tlschannel import TlsChannel
 from kvgw.wire import Frame, Hello, Kind, Places, Welcome, WindowAsked, WindowGiven
@@ -59,8 +59,11 @@ class Connection:
         self._loan: Loan | None = None
         self._windows_left = WINDOWS_MAX
         self._deadlines = Deadlines()
+        self._idle = self._deadlines.within(limits.idle_s)
         self._known: Known | None = None
         """Who is calling, as the peer's credential was answered for last."""
+        self._request: Request | None = None
+        """What has come is this, and it is not turned away."""
 
     async def serve(self) -> None:
         """Serve until the peer leaves. Never raises for what a peer did."""
@@ -125,8 +128,9 @@ class Connection:
         raise RequestRefused("a token is needed: pass one, or set KVGW_TOKEN", Code.UNAUTHENTICATED)
 
     async def _exchange(self, hello: Hello) -> None:
-        with self._deadlines.within(self._limits.idle_s):
-            frame, header = await self._stream.receive()
+        self._request = None
+        with self._deadlines.within(self._limits.idle_s) as self._idle:
+            frame, header = await self._stream.receive(refuse=self._at_once)
         if frame.kind is Kind.WINDOW:
             await self._lend(hello, frame, header)
             return
@@ -149,12 +153,14 @@ class Connection:
 
     async def _serve_request(self, hello: Hello, header: bytes, exchange: Exchange) -> None:
         try:
-            request = wire.decode_request(header)
-            refusal = self._turned_away(request)
-            if refusal is not None:
-                with self._deadlines.within(self._limits.discard_s):
-                    await exchange.turn_away(refusal)
-                return
+            request = self._request
+            if request is None:
+                request = wire.decode_request(header)
+                refusal = self._turned_away(request)
+                if refusal is not None:
+                    with self._deadlines.within(self._limits.discard_s):
+                        await exchange.turn_away(refusal)
+                    return
             with self._deadlines.within(request.deadline_ms / 1000 + self._limits.grace_s):
                 await self._answer(await self._authenticate(hello), request, exchange)
         except TimeoutError:
@@ -167,11 +173,43 @@ class Connection:
             log.exception("a request failed in an unforeseen way")
             await exchange.fail(Outage("the gateway failed in an unforeseen way; see its log", Code.INTERNAL))
 
+    def _at_once(self, frame: Frame, header: memoryview) -> bytes | None:
+        """The answer to a request that is turned away, or whose answer is at hand; None: what comes of it takes more.
+
+        In a crowd most are turned away, and what they cost is taken from those who are served; and a question that is
+        answered from memory would cost most while it waited: no task is woken for either.
+        """
+        if frame.kind is not Kind.REQUEST or frame.payload_bytes:
+            return None
+        try:
+            request = wire.decode_request(header)
+        except RequestRefused:
+            return None  # it is refused by the task, which does not end for it
+        refusal = self._turned_away(request)
+        reply = self._answered(request) if refusal is None else None
+        if refusal is None and reply is None:
+            self._request = request
+            return None
+        self._idle.renew()
+        if refusal is not None:
+            return frame_bytes(Kind.ERROR, frame.request_id, wire.failure(refusal))
+        return None if reply is None else frame_bytes(Kind.DONE, frame.request_id, reply)
+
     def _turned_away(self, request: Request) -> Outage | None:
         """Why it isn't served, if that can be told at once to whoever spoke here before."""
-        if self._known is None or not self._authenticator.holds(self._known):
-            return None
-        return self._gateway.turned_away(self._known.caller, request)
+        speaker = self._speaker
+        return None if speaker is None else self._gateway.turned_away(speaker, request)
+
+    def _answered(self, request: Request) -> Reply | None:
+        """What it asks, if that is at hand for whoever spoke here before."""
+        speaker = self._speaker
+        return None if speaker is None else self._gateway.at_once(speaker, request)
+
+    @property
+    def _speaker(self) -> Caller | None:
+        """Who spoke here before, while that needs no new look."""
+        known = self._known
+        return known.caller if known is not None and self._authenticator.holds(known) else None
 
     async def _answer(self, caller: Caller, request: Request, exchange: Exchange) -> None:
         if isinstance(request, PutRequest):

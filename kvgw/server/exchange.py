@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from enum import Enum
 from typing import Final
 
 from kvgw import wire
 from kvgw.channel import ConnectionEnded, Outgoing
 from kvgw.errors import Code, KvgwError, Outage, RequestRefused
-from kvgw.gateway.payloads import Chunk
+from kvgw.gateway.payloads import Chunk, Incoming, Part
 from kvgw.gateway.turns import step_aside
 from kvgw.model import Reply
 from kvgw.server.limits import Limits
@@ -50,6 +50,7 @@ class Exchange:
         """`offsets`: where in the window the first chunks of a GET shall lie."""
         self.request_id = request_id
         self.pushes = pushes
+        self.incoming: Incoming | None = self if pushes else None
         self._stream = stream
         self._limits = limits
         self._window = window
@@ -63,6 +64,10 @@ class Exchange:
         """Payloads of this PUT lie in the window."""
         self._outstanding = 0
         """Wanted payloads of which nothing was received yet."""
+        self._begun = False
+        """Of the chunk that comes in by parts, the frame was received."""
+        self._part_s = 0.0
+        """What the parts of a slow peer may still take, beside what their length gives them."""
         self._patience_s = PATIENCE_SECONDS
         self._inside = Inside.NOTHING
 
@@ -102,21 +107,67 @@ class Exchange:
                 await self._receive(index, target)
         self._inside = Inside.NOTHING
 
+    async def begin(self) -> None:
+        self._part_s = self._limits.hello_s
+        if self._early is None:
+            self._inside = Inside.RECEIVING
+            async with self._in_time(0):
+                self._early, _ = await self._stream.receive()
+            self._inside = Inside.NOTHING
+
+    def pull(self, part: Part) -> int:
+        self._inside = Inside.RECEIVING
+        self._patience_s += len(part.target) / PATIENCE_BYTES_PER_SECOND
+        if not self._begun:
+            frame, self._early = self._early, None
+            if frame is None:
+                frame, self._patience_s = self._stream.pull_frame(self._patience_s)
+            if frame is None:
+                return 0
+            self._begin(frame, part.index, part.length)
+        count, self._patience_s = self._stream.pull(part.target, self._patience_s)
+        self._end(part, count)
+        return count
+
+    async def receive_part(self, part: Part) -> None:
+        began = asyncio.get_running_loop().time()
+        self._part_s += len(part.target) / self._limits.bytes_per_second_min
+        self._inside = Inside.RECEIVING
+        async with self._within(self._part_s):
+            if not self._begun:
+                self._begin(await self._next_payload(), part.index, part.length)
+            await self._stream.receive_into(part.target)
+        self._part_s -= asyncio.get_running_loop().time() - began
+        self._end(part, len(part.target))
+
+    def _begin(self, frame: Frame, index: int, length: int) -> None:
+        self._check_payload(frame, index, length)
+        self._outstanding -= 1
+        self._begun = True
+
+    def _end(self, part: Part, count: int) -> None:
+        """So much of a part has come: whether that was the end of its chunk."""
+        if part.start + count == part.length:
+            self._begun = False
+            self._inside = Inside.NOTHING
+
     def check(self) -> None:
         if self._reads_places and self._stream.over():
             raise ConnectionEnded("the client gave up, or spoke, while its memory was read")
 
     async def _receive(self, index: int, target: memoryview) -> None:
-        frame = await self._next_payload()
+        self._check_payload(await self._next_payload(), index, len(target))
+        await self._stream.receive_into(target)
+
+    def _check_payload(self, frame: Frame, index: int, length: int) -> None:
         if frame.kind is not Kind.DATA or frame.request_id != self.request_id or frame.index != index:
             raise RequestRefused(f"chunk {index} was expected, not a {frame.kind.name} frame for {frame.index}")
-        if frame.offset or frame.payload_bytes != len(target):
+        if frame.offset or frame.payload_bytes != length:
             raise RequestRefused(
                 f"chunk {index} came with {frame.payload_bytes} bytes at offset {frame.offset}; this format has "
-                f"{len(target)} at 0",
+                f"{length} at 0",
                 Code.LENGTH_MISMATCH,
             )
-        await self._stream.receive_into(target)
 
     async def _next_payload(self) -> Frame:
         early, self._early = self._early, None
@@ -164,12 +215,15 @@ class Exchange:
         self._inside = Inside.DELIVERING
         await self._stream.send(Kind.DONE, self.request_id, reply)
 
-    @asynccontextmanager
-    async def _in_time(self, nbytes: int) -> AsyncIterator[None]:
+    def _in_time(self, nbytes: int) -> AbstractAsyncContextManager[None]:
         """A peer that trickles, or stops, gives up its window after the time that a slow network would need."""
+        return self._within(self._limits.hello_s + nbytes / self._limits.bytes_per_second_min)
+
+    @asynccontextmanager
+    async def _within(self, seconds: float) -> AsyncIterator[None]:
         step_aside()
         try:
-            async with asyncio.timeout(self._limits.hello_s + nbytes / self._limits.bytes_per_second_min):
+            async with asyncio.timeout(seconds):
                 yield
         except TimeoutError as error:
             raise ConnectionEnded("the payload moved too slowly") from error

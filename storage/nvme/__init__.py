@@ -6,9 +6,11 @@ owner     one process per folder, named to whoever comes second
 tree      directories below the folder, reached without following a symbolic link
 listing   what lies in it
 files     the blocking file operations
+reading   those of reads
 blocks    bytes between memory and a file, past the page cache
 changes   what callers want written or removed, each with its own end
 spares    files made before they are needed
+recycled  files of deleted blobs, zeroed, for the next ones
 lanes     where changes wait, and from where they go together
 space     how much is used, how much is being written, and whether the disk still takes more
 tier      the tier: one hop to a worker thread per call, or for several

@@ -8,29 +8,27 @@ journal serves them all.
 
 from __future__ import annotations
 
-import errno
 import itertools
 import os
-import stat
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Final
 
-from storage.errors import BlobDamaged, BlobMissing, TierFull
-from storage.nvme.blocks import BLOCK, Pages, read_whole, write_whole
+from storage.errors import BlobDamaged, TierFull
+from storage.nvme.blocks import BLOCK, write_whole
 from storage.nvme.changes import Removal, Write, by_directory
 from storage.nvme.listing import Directory, blob_directories, blobs_in, length_of, split_name
 from storage.nvme.opening import NO_SPACE, Opened
+from storage.nvme.reading import BlobReader
+from storage.nvme.recycled import OldFile, Readers, Recycled
 from storage.nvme.space import PLENTY, Space
 from storage.nvme.spares import Spares
 from storage.nvme.tree import SyncFailed, Tree, sync_data, sync_directory
 from storage.tier import BlobInfo
 
 _CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-# O_NONBLOCK: opening a FIFO that someone planted under a blob's name must not wait for its writer.
-_READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 _FOLDERS_AT_ONCE: Final = 32
 """Directories that one removal holds open."""
@@ -44,8 +42,10 @@ class BlobFiles:
         self._temporary_fd = opened.temporary_fd
         self._file_system = opened.file_system
         self._space = space
-        self._pages = Pages()
+        self._readers = Readers()
+        self._reader = BlobReader(self._tree, self._readers, direct=self._file_system.direct)
         able = self._file_system.direct and self._file_system.preallocates
+        self.recycled = Recycled(opened.temporary_fd, space, able=able)
         self.spares = Spares(opened.temporary_fd, space, self._has_plenty, able=able)
         self._serial = itertools.count()
         # Looking at what a name holds, changing it and counting is one step, so that the count stays exact.
@@ -82,23 +82,11 @@ class BlobFiles:
 
     def read_into(self, name: str, target: memoryview) -> None:
         """Fill `target` with one blob. Raises `BlobMissing`, `BlobDamaged` or `OSError`."""
-        directory, leaf = split_name(name)
         try:
-            with self._tree.open(*directory) as directory_fd:
-                fd = self._open_blob(leaf, directory_fd)
-        except FileNotFoundError as error:
-            raise BlobMissing(f"there is no blob {name} on NVMe") from error
-        except OSError as error:
-            if error.errno in (errno.ELOOP, errno.ENOTDIR):
-                raise BlobDamaged(f"blob {name} on NVMe lies behind a symbolic link or no folder; remove it") from error
-            raise
-        try:
-            self._read_whole(fd, name, target)
+            self._reader.read_into(name, target)
         except BlobDamaged:
-            self._recount(directory)
+            self._recount(split_name(name)[0])
             raise
-        finally:
-            os.close(fd)
 
     def lengths(self, names: Sequence[str]) -> dict[str, int]:
         """Lengths of those blobs that exist. Raises `OSError`."""
@@ -134,8 +122,10 @@ class BlobFiles:
     def _write_temporary(self, one: Write) -> None:
         temporary = f"{one.leaf}.{next(self._serial)}"
         direct = self._file_system.direct and one.nbytes >= BLOCK
-        spare = self.spares.take(one.nbytes, temporary)
-        if spare is not None:
+        recycled = self.recycled.take(one.nbytes)
+        if recycled is not None:
+            one.fd, one.temporary = recycled
+        elif (spare := self.spares.take(one.nbytes, temporary)) is not None:
             one.fd, one.temporary = spare, temporary
         self._claim(one, 0 if one.temporary else one.nbytes)
         if not one.temporary:
@@ -154,7 +144,7 @@ class BlobFiles:
             except TierFull:
                 if one.claim is not None:
                     one.claim.release()
-                if not self.spares.drop():
+                if not self._give_way():
                     raise
             else:
                 return
@@ -194,7 +184,7 @@ class BlobFiles:
         except SyncFailed as error:
             for one in named:
                 with suppress(OSError):  # what stays is a whole blob that nobody asked for
-                    self._unlink(fd, one.directory, one.leaf)
+                    self._remove_one(fd, one.directory, one.leaf, None)
                 self._fail(one, error)
         else:
             for one in named:
@@ -210,7 +200,11 @@ class BlobFiles:
         if one.claim is not None:
             one.claim.release()
         if isinstance(error, OSError) and error.errno in NO_SPACE:
-            self.spares.drop()
+            self._give_way()
+
+    def _give_way(self) -> bool:
+        """Files without blobs leave their room to these; whether there were any."""
+        return any([self.recycled.drop(), self.spares.drop()])
 
     def _has_plenty(self, length: int) -> bool:
         return _free_bytes(self._temporary_fd) - PLENTY * length >= self._file_system.free_bytes_min
@@ -229,6 +223,7 @@ class BlobFiles:
         """Remove files from some directories, and then sync these."""
         with ExitStack() as stack:
             changed: list[tuple[int, Sequence[tuple[Removal, str]]]] = []
+            aside: list[OldFile] = []
             for directory, doomed in folders:
                 try:
                     fd = stack.enter_context(self._tree.open(*directory))
@@ -237,34 +232,44 @@ class BlobFiles:
                 except OSError as error:
                     _resist(doomed, error)
                 else:
-                    self._unlink_all(fd, directory, doomed)
+                    aside += self._remove_all(fd, directory, doomed)
                     changed.append((fd, doomed))
+            nameless = True
             for fd, doomed in changed:
                 try:
                     sync_directory(fd)
                 except SyncFailed as error:
                     _resist(doomed, error)
+                    nameless = False
+        self.recycled.keep(aside, nameless=nameless)
 
-    def _unlink_all(self, fd: int, directory: Directory, doomed: Sequence[tuple[Removal, str]]) -> None:
+    def _remove_all(self, fd: int, directory: Directory, doomed: Sequence[tuple[Removal, str]]) -> list[OldFile]:
+        """Take blobs' names from a directory; the files that are worth keeping."""
         all_there = True
+        aside: list[OldFile] = []
         for removal, leaf in doomed:
             try:
-                all_there &= self._unlink(fd, directory, leaf)
+                all_there &= self._remove_one(fd, directory, leaf, aside)
             except OSError as error:
                 _resist([(removal, leaf)], error)
         if not all_there:
             self._recount(directory)
+        return aside
 
-    def _unlink(self, directory_fd: int, directory: Directory, leaf: str) -> bool:
-        """Remove one file; whether it was there."""
-        with self._changing:
+    def _remove_one(self, directory_fd: int, directory: Directory, leaf: str, aside: list[OldFile] | None) -> bool:
+        """Remove one blob's file, or set it `aside`; whether it was there."""
+        with self._changing, self._readers.held_off(directory, leaf) as unread:
             length = length_of(directory_fd, leaf) or 0
             try:
-                os.unlink(leaf, dir_fd=directory_fd)
+                old = self.recycled.set_aside(directory_fd, leaf, length) if unread and aside is not None else None
+                if old is None:
+                    os.unlink(leaf, dir_fd=directory_fd)
             except FileNotFoundError:
                 return False
             self._used[directory] = self._used.get(directory, 0) - length
             self._space.freed(length)
+        if old is not None and aside is not None:
+            aside.append(old)
         return True
 
     def _recount(self, directory: Directory) -> None:
@@ -273,26 +278,6 @@ class BlobFiles:
             used = sum(blob.length for blob in blobs_in(self._tree, directory))
             self._space.freed(self._used.get(directory, 0) - used)
             self._used[directory] = used
-
-    def _open_blob(self, leaf: str, directory_fd: int) -> int:
-        """Past the page cache where that goes: what staging is for need not fill the machine's memory again."""
-        if self._file_system.direct:
-            try:
-                return os.open(leaf, _READ | os.O_DIRECT, dir_fd=directory_fd)
-            except OSError as error:
-                if error.errno != errno.EINVAL:  # what is no regular file
-                    raise
-        return os.open(leaf, _READ, dir_fd=directory_fd)
-
-    def _read_whole(self, fd: int, name: str, target: memoryview) -> None:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
-            raise BlobDamaged(f"blob {name} on NVMe is no regular file; remove it")
-        if found.st_size != len(target):
-            raise BlobDamaged(f"blob {name} on NVMe has {found.st_size} bytes, not {len(target)}")
-        count = read_whole(fd, target, self._pages)
-        if count < len(target):
-            raise BlobDamaged(f"blob {name} on NVMe ended after {count} of {len(target)} bytes")
 
 
 def _close(one: Write) -> None:

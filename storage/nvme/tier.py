@@ -116,6 +116,7 @@ class NvmeTier:
         await self._idle.wait()
         if self._preparing is not None:
             await asyncio.wait((self._preparing,))
+        await self._workers.run(self._files.recycled.close)
         self._files.spares.close()
         for fd in (self._opened.temporary_fd, self._opened.root_fd, self._opened.owner_fd):
             os.close(fd)

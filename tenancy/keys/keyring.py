@@ -104,13 +104,13 @@ class Keyring:
 
         Raises `KeyGone`, `KeyUnavailable`, `KeyMismatch`, `KeyDamaged`, `NamespaceUnknown`.
         """
-        cached = self._cached(scope, epochs)
+        cached = self.at_hand(scope, epochs)
         if cached is not None:
             return cached
         lock = self._loading.setdefault(scope, asyncio.Lock())
         try:
             async with lock:
-                cached = self._cached(scope, epochs)
+                cached = self.at_hand(scope, epochs)
                 if cached is not None:
                     return cached
                 forgotten = self._forgotten
@@ -160,7 +160,8 @@ class Keyring:
         """The namespaces whose keys are in memory."""
         return list(self._cache)
 
-    def _cached(self, scope: Scope, epochs: Collection[int]) -> NamespaceKeys | None:
+    def at_hand(self, scope: Scope, epochs: Collection[int] = ()) -> NamespaceKeys | None:
+        """As `keys`, if nothing has to be opened for it."""
         found = self._cache.get(scope)
         if found is None or not found.suffices(epochs, self._clock.monotonic()):
             return None

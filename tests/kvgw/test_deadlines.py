@@ -108,3 +108,14 @@ async def test_closing_takes_no_deadline_from_what_still_runs() -> None:
     with pytest.raises(TimeoutError), deadlines.within(0.001):
         deadlines.close()
         await asyncio.Event().wait()
+
+
+@aio
+async def test_a_block_that_is_renewed_has_all_of_its_time_once_more() -> None:
+    deadlines, loop = Deadlines(), asyncio.get_running_loop()
+    began = loop.time()
+    with pytest.raises(TimeoutError), deadlines.within(0.2) as block:
+        await asyncio.sleep(0.15)
+        block.renew()
+        await asyncio.Event().wait()
+    assert loop.time() - began >= 0.35

@@ -139,6 +139,16 @@ def test_a_tenants_limit_holds_for_all_of_its_namespaces_together_and_for_no_oth
     assert not admits(limiter, namespace(2)), "four gateways grant a quarter each"
 
 
+def test_a_gateway_that_comes_or_goes_changes_what_each_grants_at_once() -> None:
+    clock = ManualClock()
+    limiter = Limiter(clock, Metrics(), Allowance())
+    one = namespace(requests_per_second=4)
+    for gateways, granted in ((1, 4), (4, 1), (2, 2)):
+        clock.advance(10.0)
+        limiter.gateways = gateways
+        assert sum(admits(limiter, one) for _ in range(6)) == granted
+
+
 def test_at_once_and_leaving_makes_room() -> None:
     limiter = Limiter(ManualClock(), Metrics(), Allowance())
     one = namespace(concurrent_requests=2)

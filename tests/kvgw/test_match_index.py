@@ -18,7 +18,7 @@ from kvgw.reports import Registered
 from tenancy.model import FoundChunk, Scope
 from tests.support.admin import Admin
 from tests.support.aio import aio
-from tests.support.gateways import House, format_of, house, keys_of, payloads_of, read
+from tests.support.gateways import House, Kind, format_of, house, keys_of, payloads_of, read
 from tests.support.manual_clock import ManualClock
 from tests.support.several import Footing, on_footing
 
@@ -54,16 +54,18 @@ async def test_the_second_match_asks_no_catalog(tmp_path: Path, monkeypatch: pyt
         assert not asked
 
 
+@pytest.mark.parametrize("kind", ["embedded", "unix"])
 @pytest.mark.parametrize("end", ENDS)
 @aio
-async def test_law5_what_ended_is_not_remembered(tmp_path: Path, end: str) -> None:
-    async with house("embedded", tmp_path / "gw", clock=ManualClock(), check=False) as made:
+async def test_law5_what_ended_is_not_remembered(tmp_path: Path, end: str, kind: Kind) -> None:
+    async with house(kind, tmp_path / "gw", clock=ManualClock(), check=False) as made:
         admin, client = Admin(made.opened), made.client()
         registered = await client.register(format_of())
         keys = keys_of(4)
         await client.put(registered, keys, payloads_of(registered, 4), ttl="1h", labels=[Label("user", "u")])
         assert (await client.match(registered, keys)).count == 4
         assert remembered(made) == 4
+        assert (await client.match(registered, keys)).count == 4
         await END[end](made, admin, client, registered)
         if end in CLOSING:
             with pytest.raises(RequestRefused):

@@ -1,4 +1,4 @@
-"""A PUT's groups take turns in two windows, and none of them is left when it has ended, however it ended."""
+"""What no thread can receive, as inside TLS: a PUT's groups take turns in two windows, and none is left in the end."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from kvgw.channel import ConnectionEnded
 from kvgw.errors import KvgwError
 from kvgw.gateway.payloads import Chunk
 from kvgw.model import PutRequest
+from kvgw.server.exchange import Exchange
 from kvgw.settings import SharedMemorySettings
 from tests.support.aio import aio
 from tests.support.gateways import SMALL, House, Kind, format_of, house, keys_of, payloads_of, read
@@ -39,7 +40,10 @@ async def test_law_6_the_groups_of_a_put_take_turns_in_two_windows_that_are_zero
         registered = await client.register(format_of(CHUNK))
         keys, payloads = keys_of(26), payloads_of(registered, 26)
         staging = gateway.opened.rooms.staging
-        with mock.patch.object(type(staging), "window", autospec=True, side_effect=type(staging).window) as taken:
+        with (
+            mock.patch.object(Exchange, "incoming", property(lambda _: None, lambda _, incoming: None), create=True),
+            mock.patch.object(type(staging), "window", autospec=True, side_effect=type(staging).window) as taken,
+        ):
             assert (await client.put(registered, keys, payloads)).stored == 26
         assert [call.args[2] for call in taken.call_args_list] == 2 * [GROUP * CHUNK], "nine groups"
         assert not any(window_bytes(gateway))
@@ -54,6 +58,7 @@ class Breaking:
         self._payloads = payloads
         self._good = good
         self._error = error
+        self.incoming = None
 
     async def wanted(self, indices: Sequence[int]) -> None:
         """It knows what to send."""

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Hashable, Iterable
+from pathlib import Path
 from unittest import mock
 from uuid import UUID
 
@@ -17,6 +18,7 @@ from kvgw.gateway import turns as module
 from kvgw.gateway.turns import Turns, step_aside
 from kvgw.runtime import ThreadWorkers, payer
 from tests.support.aio import aio
+from tests.support.gateways import house
 
 QUIET, LOUD, THIRD = UUID(int=1), UUID(int=2), UUID(int=3)
 
@@ -132,6 +134,30 @@ async def test_who_waits_for_something_else_steps_aside_wherever_it_is_in_its_re
     assert order == ["second", "read"]
     step_aside()  # nobody's
     assert turns.working == 0
+
+
+@aio
+async def test_how_many_wait_for_their_turn_is_told(tmp_path: Path) -> None:
+    async with house("embedded", tmp_path / "gw") as gateway:
+        turns, go_on = gateway.opened.rooms.turns, asyncio.Event()
+
+        def told() -> float | None:
+            gateway.opened.refresh_gauges()
+            return gateway.opened.rooms.metrics.registry.get_sample_value("kvgw_turns_waiting")
+
+        async def request() -> None:
+            async with turns.of(LOUD):
+                await go_on.wait()
+
+        before = told()
+        with mock.patch.object(module, "PATIENCE_SECONDS", 60):
+            tasks = [asyncio.create_task(request()) for _ in range(200)]
+            await asyncio.sleep(0)
+            working, waiting = turns.working, told()
+            go_on.set()
+            await asyncio.gather(*tasks)
+        assert 0 < working < 200
+        assert (before, waiting, told()) == (0, 200 - working, 0)
 
 
 def order_of(jobs: Iterable[tuple[Hashable, str]]) -> list[str]:

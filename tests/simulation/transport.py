@@ -103,6 +103,7 @@ class _Exchange:
         self._world, self._process, self._memory, self._shares = world, process, memory, shares
         self._wanted: Sequence[int] = ()
         self._gone = False
+        self.incoming = None
 
     def hang_up(self) -> None:
         """In the client: it has its answer, or has given up. The gateway notices a moment later."""

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from storage.nvme import recycled
+
 Event = tuple[Any, ...]
 """What was done, and its arguments; paths are relative to the recorded folder."""
 
@@ -38,7 +40,13 @@ class Recorder:
             for name in ("open", "write", "fsync", "fdatasync", "rename", "unlink", "mkdir", "rmdir"):
                 wrapped = getattr(self, f"_{name}")(getattr(os, name))
                 patches.enter_context(mock.patch.object(os, name, wrapped))
+            patches.enter_context(mock.patch.object(recycled, "zero_whole", self._zero_whole))
             yield
+
+    def _zero_whole(self, descriptor: int, length: int) -> None:
+        """As a file system that can do it, wherever the folder lies."""
+        os.pwrite(descriptor, bytes(length), 0)
+        self.note("zero", self._where(descriptor))
 
     def _where(self, descriptor: int | None) -> str:
         path = os.readlink(f"/proc/self/fd/{descriptor}").removesuffix(" (deleted)")
@@ -143,6 +151,8 @@ class Disk:
             self._folder(rest[0]).give(rest[1], None)
         elif what == "write":
             self._file(rest[0]).data += rest[1]
+        elif what == "zero":
+            self._file(rest[0]).data = b""  # until it is written again, which begins at its beginning
         elif what == "rename":
             source, target = self._folder(rest[0]), self._folder(rest[2])
             moved = source.now[rest[1]]
