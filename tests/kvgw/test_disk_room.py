@@ -15,7 +15,7 @@ from kvgw.gateway.diskroom import REST_SECONDS, DiskRoom
 from kvgw.maintenance import evict
 from kvgw.maintenance.evict import HIGH_WATER, LOW_WATER
 from kvgw.model import PutOutcome
-from storage.errors import TierUnavailable
+from storage.errors import TierFull, TierUnavailable
 from tests.kvgw.maintenance_bench import CHUNK, MIB, Works, settings, works
 from tests.support.aio import aio
 from tests.support.manual_clock import ManualClock
@@ -89,6 +89,32 @@ async def test_a_put_is_refused_at_once_where_nothing_can_be_given_up(
         assert time.monotonic() - started < 5, "each would have waited for half of its deadline"
         assert len(looks) == 1, "who finds nothing to give up is not asked again and again"
         await one.check()
+
+
+@aio
+async def test_an_error_that_lives_on_keeps_no_memory_of_a_put_that_then_goes_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is published cannot be written any more, so that no slice of it may be alive (law 7)."""
+    kept: list[TierFull] = []
+
+    async def full_once(name: str, sealed: memoryview) -> None:
+        if not kept:
+            kept.append(TierFull("full"))
+            with sealed[:1]:
+                raise kept[0]
+        await put(name, sealed)
+
+    async def makes_room(since: int, limit_s: float) -> bool:
+        return True
+
+    async with works(tmp_path) as one:
+        put = one.rooms.tiers["nvme"].put
+        monkeypatch.setattr(one.rooms.tiers["nvme"], "put", full_once)
+        monkeypatch.setattr(one.rooms.disk_room, "ask", makes_room)
+        assert await one.put(1) == [STORED]
+        assert kept
+        assert await one.hits(1) == [0]
 
 
 @aio
