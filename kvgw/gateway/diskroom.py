@@ -8,6 +8,8 @@ from typing import Final
 
 from kvgw.runtime import Clock
 
+PAUSE_SECONDS: Final = 0.05
+"""Between two times that room is made."""
 REST_SECONDS: Final = 0.5
 """Nobody asks again for so long after there was nothing to give up: a full disk must not cost the catalog its time."""
 
@@ -43,12 +45,13 @@ class DiskRoom:
         return self.made > since
 
     async def serve(self, make_room: Callable[[], Awaitable[bool]]) -> None:
-        """Answer until cancelled; `make_room` says whether it gave anything up."""
+        """Answer until cancelled; `make_room` says whether it is worth another try."""
         self._served = True
         try:
             while True:
                 await self._wanted.wait()
                 self._answer(await make_room())
+                await asyncio.sleep(PAUSE_SECONDS)
         finally:
             self._served = False
             self._answer(made=False)

@@ -49,11 +49,16 @@ class Eviction:
         await self._rooms.disk_room.serve(self._for_put)
 
     async def _for_put(self) -> bool:
+        """Whether there is room, or was more used before: others delete meanwhile."""
+        assert self._nvme is not None
+        before = self._nvme.statistics.used_bytes
         try:
-            return await self._some(LOW_WATER)
+            given_up = await self._some(LOW_WATER)
         except (StorageError, TenancyError):  # the PUT says that the disk is full, and the next look why nothing leaves
             self._rooms.metrics.maintenance_failures.labels("evict").inc()
             return False
+        now = self._nvme.statistics
+        return given_up or now.used_bytes < before or now.used_bytes <= LOW_WATER * now.limit_bytes
 
     async def _some(self, mark: float) -> bool:
         """Evict a batch, bytes and all, where more than `mark` of the disk is used; whether there was anything."""
@@ -88,7 +93,12 @@ class Eviction:
         if space.used_bytes <= mark * space.limit_bytes:
             return 0
         # What was given up before counts as free, even while its disk refuses to delete: giving up more helps nothing.
-        used = space.used_bytes - sum([await self._rooms.catalog.leaving_nvme(scope) for scope in scopes])
+        used = space.used_bytes
+        for scope in scopes:
+            leaving = await self._rooms.catalog.leaving_nvme(scope)
+            used -= leaving
+            if leaving:
+                self._rooms.backlog.note_dead(scope)
         if used <= mark * space.limit_bytes:
             return 0
         candidates = [one for scope in scopes for one in await self._candidates(scope)]

@@ -20,7 +20,7 @@ from kvgw.gateway.outbox import is_roomy, is_short
 from kvgw.gateway.rooms import Rooms
 from kvgw.maintenance.pacing import Bucket, Sparing, Turns
 from kvgw.runtime import first_cause
-from storage.errors import BlobDamaged, BlobMissing, StorageError
+from storage.errors import BlobDamaged, BlobMissing, StagingBusy, StorageError
 from storage.staging import Fill
 from storage.tier import blob_name, parse_name
 from storage.together import Together
@@ -36,6 +36,8 @@ GROUP: Final = 16
 LEASE_MS: Final = 120_000
 """Longer than any single write to a tier may take."""
 WRITE_SECONDS: Final = 60.0
+MEMORY_SECONDS: Final = 2.0
+"""From its start a batch waits so long for memory at most: what it has written gives memory back when it has ended."""
 RETRY_FIRST_MS: Final = 500
 RETRY_LAST_MS: Final = 60_000
 CONCURRENT: Final = 4
@@ -192,14 +194,15 @@ class WriteBack:
         The time of all, waiting for their turns included, ends before their lease does: no write outlives its claim.
         """
         outcomes: dict[bytes, bool | None] = {}
+        patience = self._rooms.clock.monotonic() + MEMORY_SECONDS
         small_bytes = SMALL_BYTES if tier == "nvme" else 0
         small = [one for one in due if one.length <= small_bytes]
         large = [one for one in due if one.length > small_bytes]
         try:
             async with asyncio.timeout(WRITE_SECONDS), Together() as tasks:
-                tasks.create_task(self._write_groups(tier, small, outcomes))
+                tasks.create_task(self._write_groups(tier, small, outcomes, patience))
                 for one in large:
-                    tasks.create_task(self._write_group(tier, [one], outcomes))
+                    tasks.create_task(self._write_group(tier, [one], outcomes, patience))
         except BaseExceptionGroup as group_error:
             raise first_cause(group_error) from group_error
         except TimeoutError:
@@ -208,14 +211,18 @@ class WriteBack:
         self._rooms.metrics.tier_failures.labels(tier, "put").inc(len(late))
         return outcomes | late
 
-    async def _write_groups(self, tier: str, small: Sequence[DueWrite], outcomes: dict[bytes, bool | None]) -> None:
+    async def _write_groups(
+        self, tier: str, small: Sequence[DueWrite], outcomes: dict[bytes, bool | None], patience: float
+    ) -> None:
         for start in range(0, len(small), GROUP):
-            await self._write_group(tier, small[start : start + GROUP], outcomes)
+            await self._write_group(tier, small[start : start + GROUP], outcomes, patience)
 
-    async def _write_group(self, tier: str, group: Sequence[DueWrite], outcomes: dict[bytes, bool | None]) -> None:
-        """Write blobs at once, out of staging as far as they are there."""
+    async def _write_group(
+        self, tier: str, group: Sequence[DueWrite], outcomes: dict[bytes, bool | None], patience: float
+    ) -> None:
+        """Write blobs at once, out of staging as far as they are there; then those that have to be read first."""
         async with self._turns[tier].turn():
-            rest = group
+            rest, below = group, list[DueWrite]()
             while rest:
                 blobs = [(one.object_name, one.length) for one in rest]
                 with self._rooms.staging.residents(rest[0].scope.tenant, blobs) as readings:
@@ -223,17 +230,21 @@ class WriteBack:
                         for one, reading in zip(rest, readings, strict=False):
                             tasks.create_task(self._put(one, reading.view, outcomes))
                 rest = rest[len(readings) :]
-                if rest:
-                    await self._put_from_below(rest[0], outcomes)
-                    rest = rest[1:]
+                below += rest[:1]
+                rest = rest[1:]
+            for one in below:
+                await self._put_from_below(one, outcomes, patience)
 
-    async def _put_from_below(self, due: DueWrite, outcomes: dict[bytes, bool | None]) -> None:
+    async def _put_from_below(self, due: DueWrite, outcomes: dict[bytes, bool | None], patience: float) -> None:
         """Write a blob that may have to be read first, from a tier that has it."""
+        limit_s = max(0.0, patience - self._rooms.clock.monotonic())
         try:
             async with self._rooms.staging.read(
-                due.scope.tenant, due.object_name, due.length, WRITE_SECONDS, self._filler(due)
+                due.scope.tenant, due.object_name, due.length, limit_s, self._filler(due)
             ) as reading:
                 await self._put(due, reading.view, outcomes)
+        except StagingBusy:
+            outcomes[due.blob_id] = False
         except (BlobMissing, BlobDamaged):
             outcomes[due.blob_id] = None
         except (StorageError, TimeoutError):

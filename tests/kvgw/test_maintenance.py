@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from kvgw.maintenance.evict import HIGH_WATER, LOW_WATER
-from kvgw.maintenance.writeback import CONCURRENT, LEASE_MS, WRITE_SECONDS
+from kvgw.maintenance.writeback import CONCURRENT, GROUP, LEASE_MS, WRITE_SECONDS
 from kvgw.model import Durability, PutOutcome
 from storage.errors import TierMisconfigured, TierUnavailable
-from tenancy.placements import Endings
+from tenancy.placements import DueWrite, Endings
 from tests.kvgw.maintenance_bench import MIB, FlakyTier, Works, settings, works
 from tests.support.aio import aio
 from tests.support.gateways import keys_of
@@ -218,6 +218,34 @@ async def test_expiry_ends_entries_their_bytes_and_abandoned_reservations(tmp_pa
         assert len(one.blob_files()) == 2
         assert sample(one, "kvgw_ended_entries_total", reason="expired") == 3
         await one.check()
+
+
+@aio
+async def test_R27_what_has_to_be_read_first_is_written_after_what_gives_memory_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may wait for memory, which those that came after it keep until they are written."""
+    s3, written = FlakyTier(), []
+    async with works(tmp_path, chosen=settings(durability="staged"), s3=s3) as one:
+
+        async def later(*_: object) -> list[DueWrite]:
+            return []
+
+        async def put(name: str, sealed: memoryview) -> None:
+            written.append(name)
+            await to_disk(name, sealed)
+
+        to_disk = one.rooms.tiers["nvme"].put
+        with monkeypatch.context() as patch:
+            patch.setattr(one.rooms.catalog, "claim_due", later)
+            assert await one.put(1, "cold", durability=Durability.S3) == [STORED]
+            (cold,) = s3.names
+            one.rooms.staging.drop(cold)
+            assert await one.put(20, "here") == [STORED] * 20
+        monkeypatch.setattr(one.rooms.tiers["nvme"], "put", put)
+        await one.crew.drain_everywhere()
+        assert len(written) == len(one.blob_files()) == 21
+        assert written.index(cold) >= GROUP - 1, "all others of its group went before"
 
 
 # Eviction
