@@ -17,7 +17,7 @@ AHEAD_BYTES: Final = 4096
 """What is received beyond what was asked for: with the end of a payload comes the beginning of the next frame."""
 
 
-Refuse = Callable[[Frame, memoryview], bytes | None]
+AtOnce = Callable[[Frame, memoryview], bytes | None]
 """Answers a frame and its header at once, or leaves it to whoever receives (None). It does not raise."""
 
 
@@ -76,17 +76,17 @@ class FrameStream:
         return early
 
     async def receive(
-        self, header_bytes_max: int = wire.HEADER_BYTES_MAX, refuse: Refuse | None = None
+        self, header_bytes_max: int = wire.HEADER_BYTES_MAX, at_once: AtOnce | None = None
     ) -> tuple[Frame, bytes]:
         """The next frame's prefix and header; its payload is still to be received.
 
-        What `refuse` answers is sent, and the frame forgotten; not every frame is shown to it.
+        What `at_once` answers is sent, and the frame forgotten; not every frame is shown to it.
         Raises `ConnectionEnded`, or `RequestRefused` for what is not a frame; the stream is of no use after either.
         """
         frame = None
         prefix = self._early(wire.PREFIX.size)
-        if prefix is None and refuse is not None and not self._unread:
-            frame = await self._receive_sifted(refuse)
+        if prefix is None and at_once is not None and not self._unread:
+            frame = await self._receive_sifted(at_once)
         elif prefix is None:
             await self.receive_into(self._prefix)
         frame = frame or wire.decode_prefix(prefix or self._prefix)
@@ -99,14 +99,14 @@ class FrameStream:
             header = bytes(received)
         return frame, header
 
-    async def _receive_sifted(self, refuse: Refuse) -> Frame:
-        """The next frame's prefix; a whole small frame that came at once is shown to `refuse` first."""
+    async def _receive_sifted(self, at_once: AtOnce) -> Frame:
+        """The next frame's prefix; a whole small frame that came in one piece is shown to `at_once` first."""
         frame: Frame | None = None
 
         def sift(early: int) -> bytes | None:
             nonlocal frame
             frame = wire.decode_prefix(self._prefix)
-            return refuse(frame, self._ahead[:early]) if frame.header_bytes == early else None
+            return at_once(frame, self._ahead[:early]) if frame.header_bytes == early else None
 
         self._unread = self._ahead[: await self._channel.receive(self._prefix, self._ahead, sift)]
         return frame or wire.decode_prefix(self._prefix)

@@ -47,11 +47,8 @@ class CatalogTime:
         self._offset_ms: float | None = None
 
     def now_ms(self) -> int:
-        # Every request asks several times: what `_unclamped_ms` and `_least_ms` say, with one look at the clock.
-        at = self._clock.monotonic()
-        offset_ms = self._offset_ms
-        followed_ms = self._clock.now_ms() if offset_ms is None else int(at * 1000 + offset_ms)
-        least_ms = self._latest_ms + int(PACE * 1000 * (at - self._latest_at))
+        at = self._clock.monotonic()  # every request asks several times: one look is enough
+        followed_ms, least_ms = self._unclamped_ms(at), self._least_ms(at)
         if followed_ms < least_ms:
             return least_ms
         self._latest_ms, self._latest_at = followed_ms, at
@@ -69,18 +66,19 @@ class CatalogTime:
     @property
     def behind_ms(self) -> int:
         """By how much the time told is ahead of the clock that is followed; 0 when it is not."""
-        return max(0, self._least_ms() - self._unclamped_ms())
+        at = self._clock.monotonic()
+        return max(0, self._least_ms(at) - self._unclamped_ms(at))
 
     @property
     def skew_ms(self) -> int:
         """The machine's wall clock minus the database's; 0 where there is no database server."""
-        return 0 if self._offset_ms is None else self._clock.now_ms() - self._unclamped_ms()
+        return 0 if self._offset_ms is None else self._clock.now_ms() - self._unclamped_ms(self._clock.monotonic())
 
-    def _least_ms(self) -> int:
-        """As late as it is, whatever the clock that is followed shows."""
-        return self._latest_ms + int(PACE * 1000 * (self._clock.monotonic() - self._latest_at))
+    def _least_ms(self, at: float) -> int:
+        """As late as it is (`at`: monotonic seconds), whatever the clock that is followed shows."""
+        return self._latest_ms + int(PACE * 1000 * (at - self._latest_at))
 
-    def _unclamped_ms(self) -> int:
+    def _unclamped_ms(self, at: float) -> int:
         if self._offset_ms is None:
             return self._clock.now_ms()
-        return int(self._clock.monotonic() * 1000 + self._offset_ms)
+        return int(at * 1000 + self._offset_ms)

@@ -272,6 +272,7 @@ def main() -> int:
     if bad:
         print(f"what the gateway said last:\n{soak.log[-LOG_SHOWN:]}")
     if options.json:
+        # Of a Counter `asdict` would count the pairs.
         options.json.write_text(
             json.dumps({"faults": bad, **asdict(replace(soak, reasons=Counter())), "reasons": soak.reasons}, indent=1)
             + "\n",

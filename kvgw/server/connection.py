@@ -130,7 +130,7 @@ class Connection:
     async def _exchange(self, hello: Hello) -> None:
         self._request = None
         with self._deadlines.within(self._limits.idle_s) as self._idle:
-            frame, header = await self._stream.receive(refuse=self._at_once)
+            frame, header = await self._stream.receive(at_once=self._at_once)
         if frame.kind is Kind.WINDOW:
             await self._lend(hello, frame, header)
             return
@@ -185,15 +185,15 @@ class Connection:
             request = wire.decode_request(header)
         except RequestRefused:
             return None  # it is refused by the task, which does not end for it
-        refusal = self._turned_away(request)
-        reply = self._answered(request) if refusal is None else None
-        if refusal is None and reply is None:
+        if (refusal := self._turned_away(request)) is not None:
+            answer = frame_bytes(Kind.ERROR, frame.request_id, wire.failure(refusal))
+        elif (reply := self._answered(request)) is not None:
+            answer = frame_bytes(Kind.DONE, frame.request_id, reply)
+        else:
             self._request = request
             return None
         self._idle.renew()
-        if refusal is not None:
-            return frame_bytes(Kind.ERROR, frame.request_id, wire.failure(refusal))
-        return None if reply is None else frame_bytes(Kind.DONE, frame.request_id, reply)
+        return answer
 
     def _turned_away(self, request: Request) -> Outage | None:
         """Why it isn't served, if that can be told at once to whoever spoke here before."""
