@@ -70,10 +70,12 @@ _LINES: Final[msgspec.json.Decoder[Line]] = msgspec.json.Decoder(Line)
 
 
 async def verify_catalog(database: Database, public_key: bytes, outside: Mapping[str, AsyncIterator[str]]) -> Verdict:
-    """Verify the log in a catalog. `outside`: notes of checkpoints by where they are, in rising order.
+    """Verify the log in a catalog, beside gateways that go on writing it.
 
-    Raises what the database and the sources raise when they cannot be read.
+    `outside`: notes of checkpoints by where they are, in rising order. Raises what the database and the sources raise
+    when they cannot be read.
     """
+    before = await _newest_inside(database)
     sources = {INSIDE: _notes_inside(database), **outside}
     check = Verification(public_key, list(sources))
     try:
@@ -86,6 +88,7 @@ async def verify_catalog(database: Database, public_key: bytes, outside: Mapping
                     await _feed(check, sources)
             if not page.records:
                 check.finish(page.head.seq, page.head.hash)
+                check.compare_copies(before, await _newest_inside(database))
                 return check.whole()
     except Broken as error:
         return check.broken(error)
@@ -131,6 +134,12 @@ async def _notes_inside(database: Database) -> AsyncIterator[str]:
         for _, note in found:
             yield note
         after = found[-1][0]
+
+
+async def _newest_inside(database: Database) -> int:
+    """The number of the newest checkpoint in the database; 0: there is none."""
+    last = await database.read(auditing.last_checkpoint, NO_TENANT)
+    return 0 if last is None else last[0]
 
 
 async def _feed(check: Verification, sources: Mapping[str, AsyncIterator[str]]) -> None:

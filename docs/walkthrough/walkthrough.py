@@ -78,7 +78,7 @@ class Walk:
         ended, printed = self.command([*arguments, "--data", str(self.folder)])
         self.say("\n".join(line.rstrip() for line in printed.rstrip().splitlines()))
         if ended != code:
-            raise Failed(f"kvgw {arguments[0]} ended with {ended}, not {code}")
+            raise Failed(f"kvgw {arguments[0]} ended with {ended}, not {code}: {printed.strip()}")
         return printed
 
     def value(self, *arguments: str) -> Any:

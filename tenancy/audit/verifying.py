@@ -151,7 +151,29 @@ class Verification:
                 f"checkpoints are missing: none after record {self.witnessed}, of {self.seq}",
             )
 
-        self._compare_sources()
+    def compare_copies(self, before: int, now: int) -> None:
+        """Hold the checkpoints in the database against those outside. Raises `Broken`.
+
+        `before`, `now`: the newest one in the database before any source was read, and after all were. Copies are
+        written outside first: whatever was in the database before has one there, and of those outside a crash, or a
+        gateway that is about to go on, explains one that the database lacks now, not two.
+        """
+        inside = self._newest[INSIDE][1]
+        outside = [two for source, two in self._newest.items() if source != INSIDE]
+        if not outside:
+            return
+        last_but_one, last = max(outside, key=lambda two: two[1])
+        copied = min(inside, before)
+        if copied > last:
+            raise Broken(
+                Finding.TRUNCATED, copied, f"the checkpoint of record {copied} has no copy outside the database"
+            )
+        if last_but_one > max(inside, now):
+            raise Broken(
+                Finding.TRUNCATED,
+                last_but_one,
+                f"checkpoints after record {max(inside, now)} are missing in the database",
+            )
 
     def whole(self) -> Verdict:
         """What to say when nothing was broken."""
@@ -161,20 +183,6 @@ class Verification:
     def broken(self, error: Broken) -> Verdict:
         """What to say when something was."""
         return Verdict(error.finding, error.seq, str(error), self.records, self.checkpoints)
-
-    def _compare_sources(self) -> None:
-        """Copies are written outside first: of those, a crash explains one that the database lacks, not two."""
-        inside = self._newest.get(INSIDE)
-        outside = [two for source, two in self._newest.items() if source != INSIDE]
-        if inside is None or not outside:
-            return
-        before, last = max(outside, key=lambda two: two[1])
-        if inside[1] > last:
-            raise Broken(
-                Finding.TRUNCATED, inside[1], f"the checkpoint of record {inside[1]} has no copy outside the database"
-            )
-        if before > inside[1]:
-            raise Broken(Finding.TRUNCATED, before, f"checkpoints after record {inside[1]} are missing in the database")
 
     def _meet(self) -> None:
         """Compare the checkpoints of the record that just came."""

@@ -307,6 +307,33 @@ async def test_a_log_that_was_changed_is_not_signed_any_more(tmp_path: Path) -> 
         assert (found.finding, found.seq) == (Finding.TAMPERED, 6)
 
 
+@pytest.mark.parametrize("name", ["in a file, which is read before the database", "in the file, read after it"])
+@aio
+async def test_checkpoints_signed_while_the_log_is_verified_are_no_sign_of_tampering(name: str, tmp_path: Path) -> None:
+    async with works(tmp_path) as one:
+        books, file = books_of(one), one.gateway.folder / "audit" / "checkpoints"
+
+        async def sign_more() -> None:
+            for _ in range(2):
+                await one.client.delete(one.registered, keys_of(1))
+                one.clock.advance(61)
+                await books.checkpoint(leads=True)
+
+        async def notes() -> AsyncIterator[str]:
+            before = list(notes_in(file))
+            for note in before:
+                yield note
+            await sign_more()
+            if "after" in name:  # the database has said that it has no more
+                for note in list(notes_in(file))[len(before) :]:
+                    yield note
+
+        await sign_more()
+        found = await verify_catalog(one.rooms.catalog._database, one.rooms.signer.public_key, {name: notes()})
+        assert (found.finding, found.sentence) == (Finding.WHOLE, "the log is whole")
+        assert len(list(notes_in(file))) == 4
+
+
 @aio
 async def test_a_database_set_back_is_found_by_the_copies_outside(tmp_path: Path) -> None:
     async with works(tmp_path) as one:
