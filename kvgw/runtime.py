@@ -200,13 +200,6 @@ async def finish(future: asyncio.Future[Result]) -> Result:
     return future.result()
 
 
-def first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first real error of a task group, whose other tasks were merely cancelled for it."""
-    for error in group.exceptions:
-        return first_cause(error) if isinstance(error, BaseExceptionGroup) else error
-    return group
-
-
 def release_frames(error: BaseException) -> None:
     """Let go of what the frames that an error and its causes came through still hold, such as views of memory.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -85,16 +85,16 @@ class ReadAhead:
         namespace: UUID,
         reader: UUID,
         order: Sequence[Wanted],
-        remaining_s: Callable[[], float],
+        deadline: float,
         tasks: asyncio.TaskGroup,
         extra: Extra,
     ) -> None:
-        """`remaining_s`: the time that a read may still take."""
+        """`deadline`: when all reads must have ended (monotonic seconds)."""
         self._rooms = rooms
         self._namespace = namespace
         self._reader = reader
         self._order = order
-        self._remaining_s = remaining_s
+        self._deadline = deadline
         self._tasks = tasks
         self._extra = extra
         self._running: set[asyncio.Task[None]] = set()
@@ -200,7 +200,7 @@ class ReadAhead:
     async def _bring(self, blob: _Blob) -> None:
         fill = partial(self._rooms.tiers[blob.tier].get_into, blob.name)
         try:
-            async with asyncio.timeout(self._remaining_s()):
+            async with asyncio.timeout(self._deadline - self._rooms.clock.monotonic()):
                 if await self._rooms.staging.fetch(self._reader, blob.name, blob.nbytes, fill):
                     self._brought[blob.name] = blob.tier
         except StagingBusy:

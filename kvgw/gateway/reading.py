@@ -27,7 +27,6 @@ from kvgw.gateway.payloads import (
     shared_group_size,
 )
 from kvgw.gateway.rooms import Rooms
-from kvgw.runtime import first_cause
 from storage.access import Reading
 from storage.errors import BlobDamaged, BlobMissing, StagingBusy, TierMisconfigured, TierUnavailable
 from storage.tier import blob_name
@@ -72,17 +71,14 @@ class GroupReader:
         """Deliver what is wanted. Raises whatever the sink raises."""
         shared = [one for one in self.wanted if self._is_shared(one)] if self.shared else []
         rest = [one for one in self.wanted if not self._is_shared(one)] if len(shared) < len(self.wanted) else []
-        try:
-            async with Together() as tasks:
-                self._ahead = ReadAhead(
-                    self.rooms, self._namespace, self.reader, [*shared, *rest], self._remaining, tasks, self.extra
-                )
-                try:
-                    await self._deliver_groups(shared, rest)
-                finally:
-                    self._ahead.stop()
-        except BaseExceptionGroup as group_error:
-            raise first_cause(group_error) from group_error
+        async with Together() as tasks:
+            self._ahead = ReadAhead(
+                self.rooms, self._namespace, self.reader, [*shared, *rest], self.deadline, tasks, self.extra
+            )
+            try:
+                await self._deliver_groups(shared, rest)
+            finally:
+                self._ahead.stop()
 
     async def _deliver_groups(self, shared: Sequence[Wanted], rest: Sequence[Wanted]) -> None:
         length, limit = self.kv_format.chunk_bytes, self.rooms.staging.window_limit

@@ -27,7 +27,7 @@ from kvgw.gateway.payloads import (
 )
 from kvgw.gateway.rooms import Rooms
 from kvgw.model import Durability
-from kvgw.runtime import first_cause, release_frames
+from kvgw.runtime import release_frames
 from storage.access import Draft, Window
 from storage.errors import StorageError, TierFull
 from storage.tier import blob_names
@@ -94,19 +94,16 @@ class GroupWriter:
         """Raises the rooms' errors, `Outage` at the deadline, and whatever the source raises."""
         places = asyncio.Semaphore(PIPELINE_DEPTH)
         rest = wanted
-        try:
-            async with self._brackets, Together() as tasks:
-                while rest:
-                    await places.acquire()
-                    group = await self._shared(rest, source)
-                    if group is None and source.incoming and len(rest) * self.kv_format.chunk_bytes > INLINE_BYTES:
-                        await self._pull_all(rest, source.incoming, tasks)
-                        break
-                    group = group or await self._received(rest, source)
-                    rest = rest[len(group.indices) :]
-                    tasks.create_task(self._store(group, places))
-        except BaseExceptionGroup as group_error:
-            raise first_cause(group_error) from group_error
+        async with self._brackets, Together() as tasks:
+            while rest:
+                await places.acquire()
+                group = await self._shared(rest, source)
+                if group is None and source.incoming and len(rest) * self.kv_format.chunk_bytes > INLINE_BYTES:
+                    await self._pull_all(rest, source.incoming, tasks)
+                    break
+                group = group or await self._received(rest, source)
+                rest = rest[len(group.indices) :]
+                tasks.create_task(self._store(group, places))
         self.chunks.sort(key=lambda new: new.index)
 
     async def _shared(self, rest: Sequence[int], source: PayloadSource) -> _Group | None:

@@ -27,7 +27,6 @@ from kvgw.maintenance.scrub import Scrub
 from kvgw.maintenance.settling import Settling
 from kvgw.maintenance.sweep import Sweep
 from kvgw.maintenance.writeback import WriteBack
-from kvgw.runtime import first_cause
 from storage.errors import StorageError
 from storage.nvme import NvmeState, NvmeTier
 from storage.tier import blob_name
@@ -272,12 +271,9 @@ class Crew:
         await self._collect_dead()
 
     async def _drain(self) -> None:
-        try:
-            async with Together() as group:
-                for tier in self._rooms.tiers:
-                    group.create_task(self.write_back.drain(tier))
-        except BaseExceptionGroup as group_error:
-            raise first_cause(group_error) from group_error
+        async with Together() as group:
+            for tier in self._rooms.tiers:
+                group.create_task(self.write_back.drain(tier))
 
     async def _write_into(self, tier: str) -> None:
         while True:

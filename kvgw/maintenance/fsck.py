@@ -14,6 +14,7 @@ from uuid import UUID
 from kvgw.fence import LEASE_SECONDS
 from kvgw.gateway.rooms import Rooms
 from kvgw.maintenance.findings import Finding, FsckReport, seconds
+from kvgw.maintenance.pacing import Pauses
 from kvgw.maintenance.sweep import Sweep
 from kvgw.maintenance.tiercheck import TierCheck
 from tenancy.audit.chain import Act
@@ -21,7 +22,7 @@ from tenancy.errors import NamespaceUnknown
 from tenancy.inspecting import Fault
 from tenancy.model import Scope
 
-PAGE: Final = 500
+PAGE: Final = 250
 LATE_MS: Final = 600_000
 """A lease that ended so long ago should have been taken up by somebody."""
 STUCK_MS: Final = 3_600_000
@@ -85,10 +86,11 @@ class Fsck:
 
     async def _chunks(self, scope: Scope, report: FsckReport, act: Act | None) -> None:
         """Chunks, entries and placements of a namespace, against the rules that every transaction keeps."""
-        rooms, after = self._rooms, b""
+        rooms, after, pauses = self._rooms, b"", Pauses(self._rooms.clock)
         while (page := await rooms.catalog.faults(scope, await self._live(), after, PAGE)).looked:
             after = page.last
             report.looked["chunks"] += page.looked
+            await pauses.between()
             if not page.found:
                 continue
             suspects = list(page.found)

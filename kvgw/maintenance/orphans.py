@@ -12,10 +12,11 @@ from typing import Final
 from uuid import UUID
 
 from kvgw.gateway.rooms import Rooms
+from kvgw.maintenance.pacing import Pauses
 from storage.tier import BlobInfo, Tier, parse_name
 from tenancy.model import Scope
 
-PAGE: Final = 1000
+PAGE: Final = 250
 IMPLAUSIBLE_COUNT: Final = 50
 """Up to so many strangers are taken for orphans whatever their share."""
 IMPLAUSIBLE_SHARE: Final = 0.2
@@ -58,7 +59,9 @@ class OrphanSweep:
         orphans: list[str] = []
         strangers: list[str] = []
         page: list[BlobInfo] = []
+        pauses = Pauses(self._rooms.clock)
         async for info in tier.scan():
+            await pauses.between()
             page.append(info)
             report.seen += 1
             if len(page) == PAGE:

@@ -1,4 +1,4 @@
-"""How fast a job may go: bytes per second, so many at once, and no dearer than a small share of the time."""
+"""How fast a job may go: bytes per second, so many at once, with pauses, no dearer than a small share of the time."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ from typing import Final
 from kvgw.runtime import Clock
 
 COST_SHARE: Final = 0.05
+SPELL_SECONDS: Final = 0.002
+PAUSE_SPELLS: Final = 3
+PAUSE_SECONDS_MAX: Final = 0.05
+"""What took longer waited rather than worked."""
 
 
 class Bucket:
@@ -73,6 +77,21 @@ class Turns:
             self._queue.remove(ticket)
             self._inside += 1
             ticket.set_result(None)
+
+
+class Pauses:
+    """Lets requests go first: a job that looks through a lot works for a short spell, and rests for three such."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._began = clock.monotonic()
+
+    async def between(self) -> None:
+        """Between two pieces of work: rest, when the spell is over."""
+        spell = self._clock.monotonic() - self._began
+        if spell >= SPELL_SECONDS:
+            await self._clock.sleep(min(PAUSE_SPELLS * spell, PAUSE_SECONDS_MAX))
+            self._began = self._clock.monotonic()
 
 
 class Sparing:

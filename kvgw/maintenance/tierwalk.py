@@ -13,11 +13,12 @@ from typing import Final, TypeAlias
 from uuid import UUID
 
 from kvgw.gateway.rooms import Rooms
+from kvgw.maintenance.pacing import Pauses
 from storage.tier import BlobInfo, blob_name, parse_name
 from tenancy.inspecting import Placed
 from tenancy.model import Scope
 
-PAGE: Final = 500
+PAGE: Final = 250
 SLICE: Final = 100_000
 """Rows that are compared in one pass over the listing."""
 SLICES_MAX: Final = 256
@@ -56,6 +57,10 @@ class TierWalk:
     blobs: int = 0
     rows: int = 0
     _known: _Known = field(default_factory=lambda: defaultdict(dict))
+    _pauses: Pauses = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._pauses = Pauses(self.rooms.clock)
 
     async def sightings(self) -> AsyncIterator[Sighting]:
         """What does not agree, each seen a second time just before. Raises `TierUnavailable`, `TierMisconfigured`."""
@@ -81,6 +86,7 @@ class TierWalk:
             if low <= parse_name(info.name)[1][0] < high:
                 page.append(info)
                 self.blobs += 1
+                await self._pauses.between()
             if len(page) == PAGE:
                 yield page
                 page = []
@@ -113,6 +119,7 @@ class TierWalk:
         after, until = bytes([low]), bytes([high]) if high <= 0xFF else None
         listed = self._known[scope.namespace]
         while page := await self.rooms.catalog.placed(scope, self.label, self._node, after, until, PAGE):
+            await self._pauses.between()
             self.rows += len(page)
             after = page[-1].blob_id
             wrong = await self._confirmed(scope, [one for one in page if listed.get(one.blob_id) != one.length])

@@ -19,7 +19,6 @@ from typing import Final
 from kvgw.gateway.outbox import is_roomy, is_short
 from kvgw.gateway.rooms import Rooms
 from kvgw.maintenance.pacing import Bucket, Sparing, Turns
-from kvgw.runtime import first_cause
 from storage.errors import BlobDamaged, BlobMissing, StagingBusy, StorageError
 from storage.staging import Fill
 from storage.tier import blob_name, parse_name
@@ -203,8 +202,6 @@ class WriteBack:
                 tasks.create_task(self._write_groups(tier, small, outcomes, patience))
                 for one in large:
                     tasks.create_task(self._write_group(tier, [one], outcomes, patience))
-        except BaseExceptionGroup as group_error:
-            raise first_cause(group_error) from group_error
         except TimeoutError:
             pass
         late = {one.blob_id: False for one in due if one.blob_id not in outcomes}

@@ -50,7 +50,6 @@ class Exchange:
         """`offsets`: where in the window the first chunks of a GET shall lie."""
         self.request_id = request_id
         self.pushes = pushes
-        self.incoming: Incoming | None = self if pushes else None
         self._stream = stream
         self._limits = limits
         self._window = window
@@ -70,6 +69,11 @@ class Exchange:
         """What the parts of a slow peer may still take, beside what their length gives them."""
         self._patience_s = PATIENCE_SECONDS
         self._inside = Inside.NOTHING
+
+    @property
+    def incoming(self) -> Incoming | None:
+        """Where payloads that are pushed are pulled from."""
+        return self if self.pushes else None
 
     async def wanted(self, indices: Sequence[int]) -> None:
         await self._stream.send(Kind.WANTED, self.request_id, Wanted(list(indices)))

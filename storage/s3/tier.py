@@ -80,12 +80,9 @@ class S3Tier:
             if length is not None:
                 lengths[name] = length
 
-        try:
-            async with Together() as group:
-                for name, key in keys.items():
-                    group.create_task(look_up(name, key))
-        except ExceptionGroup as errors:
-            raise errors.exceptions[0] from errors
+        async with Together() as group:
+            for name, key in keys.items():
+                group.create_task(look_up(name, key))
         if len(lengths) < len(keys):
             await self._check_bucket()
         return lengths

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kvgw.maintenance.pacing import PAUSE_SECONDS_MAX
 from kvgw.model import Durability, PutOutcome
 from storage.tier import BlobInfo
 from tests.kvgw.maintenance_bench import FlakyTier, Works, works
@@ -89,7 +90,10 @@ class Schedule:
             tasks.append(asyncio.create_task(act))
             for _ in range(self.chance.randrange(8)):
                 await asyncio.sleep(0)
-        for result in await asyncio.gather(*tasks, return_exceptions=True):
+        ended = asyncio.gather(*tasks, return_exceptions=True)
+        while not ended.done():  # time goes on for those that rest between two looks
+            await self.one.wait(PAUSE_SECONDS_MAX)
+        for result in await ended:
             if isinstance(result, BaseException):
                 raise result
 

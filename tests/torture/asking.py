@@ -8,6 +8,7 @@ Each line of JSON on its standard input is a `Stretch` of asking; one line says 
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import subprocess
 import sys
@@ -110,6 +111,7 @@ async def _serve(who: Who) -> None:
     await clients[0].put(part, keys, payloads_of(part, BATCH), on_error="raise")
     for client in clients:
         await client.match(part, keys, on_error="raise")
+    gc.freeze()  # what the libraries brought is not looked through again, or a read waits for that
     print(msgspec.json.encode(Came()).decode(), flush=True)
     for line in sys.stdin:  # nothing else is to be done while nobody asks for anything
         came = await _during(clients, part, keys, msgspec.json.decode(line, type=Stretch))

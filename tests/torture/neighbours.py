@@ -94,8 +94,8 @@ def measure(pairs: int, seconds: float, tell: Callable[[str], None]) -> Neighbou
         to_the_tenants = stack.enter_context(apart())
         stack.enter_context(served(data, settings=SETTINGS))
         to_the_tenants()
-        quiet = stack.enter_context(asking(Who(str(data / "kvgw.sock"), _tenant(data, "quiet"))))
-        loud = stack.enter_context(asking(Who(str(data / "kvgw.sock"), _tenant(data, "loud"), LOUD_CLIENTS)))
+        quiet = stack.enter_context(asking(Who(str(data / "kvgw.sock"), tenant(data, "quiet"))))
+        loud = stack.enter_context(asking(Who(str(data / "kvgw.sock"), tenant(data, "loud"), LOUD_CLIENTS)))
         quiet.during(Stretch(seconds))  # what is slow once is over
         alone = len(quiet.during(Stretch(seconds)).took) / seconds
         every_s = 1 / (SHARE / 2 * alone)
@@ -111,7 +111,7 @@ def measure(pairs: int, seconds: float, tell: Callable[[str], None]) -> Neighbou
         return found
 
 
-def _tenant(data: Path, name: str) -> str:
+def tenant(data: Path, name: str) -> str:
     """A token of a new tenant."""
     answer("tenant", "create", name, "--data", str(data))
     token: str = answer("token", "create", "engine", "--tenant", name, "--data", str(data))["token"]
