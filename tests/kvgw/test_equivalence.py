@@ -84,6 +84,8 @@ async def answers(kind: Any, folder: Path, plan: list[Operation]) -> list[object
             elif each.name == "sweep":
                 await gateway.opened.crew.sweep_everywhere()
             else:
+                if each.name == "stat":  # what is on its way out counts until it is gone, and that goes on by itself
+                    await gateway.opened.crew.sweep_everywhere()
                 try:
                     given_answers.append(await call(clients[each.where[0]], registered[each.where], each))
                 except KvgwError as error:

@@ -86,6 +86,8 @@ class GatewayMachine(RuleBasedStateMachine):
         self.bench = ReachedBench(self.folder, self.clock, Ledger(), settings=self.chosen, way=self.way)
         self.spaces = 0
         """Namespaces that were made; all but the last are shredded."""
+        self.going: set[str | None] = set()
+        """Users of whom a deletion was asked for and not answered: its job goes on, and may meet what comes later."""
         self.stack = AsyncExitStack()
         self.ready = False
 
@@ -186,7 +188,7 @@ class GatewayMachine(RuleBasedStateMachine):
     def _note_put(
         self, cell: Cell, text: str, outcome: PutOutcome | None, now: float, ttl: float, durability: Durability
     ) -> None:
-        stood = cell.must and now < cell.must_until
+        stood = self._stands(cell, now)
         if outcome is PutOutcome.OVER_QUOTA:
             return
         if outcome in (PutOutcome.STORED, PutOutcome.HAVE):
@@ -204,6 +206,10 @@ class GatewayMachine(RuleBasedStateMachine):
                 cell.may.add(text)
                 cell.must = False
             cell.may_until = max(now + ttl, cell.may_until)
+
+    def _stands(self, cell: Cell, now: float) -> bool:
+        """Whether it must be there."""
+        return cell.must and now < cell.must_until and not cell.users & self.going
 
     @rule(chosen=keys, fault=faults)
     def get(self, chosen: list[str], fault: Fault) -> None:
@@ -231,6 +237,8 @@ class GatewayMachine(RuleBasedStateMachine):
                 raise Outage(asked.text)
 
         done = self.do(self._step(work(), fault))
+        if not done:
+            self.going.add(user)
         for cell in self.cells.values():
             if user in cell.users:
                 cell.must = False
@@ -299,6 +307,7 @@ class GatewayMachine(RuleBasedStateMachine):
         self.do(self._read_nothing())
         for cell in self.cells.values():
             cell.clear()
+        self.going.clear()
         self.do(self._make())
 
     async def _read_nothing(self) -> None:
@@ -335,7 +344,7 @@ class GatewayMachine(RuleBasedStateMachine):
                 assert found, f"law 3 or 5: {key} was read, and may only be {cell.may or 'gone'}"
                 assert now < cell.may_until, f"law 5: {key} was read after its expiry"
             else:
-                lost = cell.must and now < cell.must_until
+                lost = self._stands(cell, now)
                 assert excused or not lost, f"law 8: {key} is lost, an outage: {report.outcome is Outcome.OUTAGE}"
 
     @invariant()
