@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from kvgw.cli.output import human_bytes
 from kvgw.datadir import check_folder, holder
+from kvgw.dial import UNIX_SEND_BYTES
 from kvgw.errors import KvgwError
 from kvgw.runtime import SystemClock, SystemRng, ThreadWorkers
 from kvgw.settings import Settings
@@ -29,6 +30,7 @@ from tenancy import migrate
 from tenancy.errors import TenancyError
 from tenancy.keys.rootkey import FileRootKey
 
+_BUFFER_LIMIT: Final = Path("/proc/sys/net/core/wmem_max")
 _PROXIES: Final = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"})
 
 
@@ -60,6 +62,7 @@ async def examine(settings: Settings, folder: Path) -> list[Finding]:
         findings.append(await _root_key(settings, folder))
     findings.append(_guarded("disk", lambda: _disk(settings, folder)))
     findings.append(_memory(settings))
+    findings += _buffers()
     findings += _proxies(settings)
     findings += await _s3(settings)
     return findings
@@ -178,6 +181,19 @@ def _may_lock() -> bool:
     with open("/proc/self/status", encoding="ascii") as file:
         effective = next(line.split()[1] for line in file if line.startswith("CapEff:"))
     return bool(int(effective, 16) >> 14 & 1)
+
+
+def _buffers() -> list[Finding]:
+    """Whether the kernel lets a client's Unix socket hold what kvgw asks for; nothing where it does not say."""
+    if not _BUFFER_LIMIT.exists():
+        return []
+    most = int(_BUFFER_LIMIT.read_text(encoding="ascii"))
+    if most >= UNIX_SEND_BYTES:
+        return [Finding("socket buffers", Verdict.GOOD, f"a Unix socket may hold {human_bytes(UNIX_SEND_BYTES)}")]
+    what = f"a Unix socket may hold {human_bytes(most)}, kvgw asks for up to {human_bytes(UNIX_SEND_BYTES)}"
+    return [
+        Finding("socket buffers", Verdict.NOTE, f"{what}: it is slower", f"sysctl net.core.wmem_max={UNIX_SEND_BYTES}")
+    ]
 
 
 def _proxies(settings: Settings) -> list[Finding]:

@@ -43,7 +43,7 @@ async def staged(transport: TransportName, folder: Path) -> AsyncIterator[Conten
     options = Options(chunk_bytes=lengths, round_bytes=stored, transport=transport)
     async with (
         gateway_under_test(options, folder / "gateway") as gateway,
-        _driven(gateway, options, folder, "memory", worker.__name__) as contender,
+        driven(gateway, options, folder, "memory", worker.__name__) as contender,
     ):
         yield contender
 
@@ -66,14 +66,15 @@ async def in_tier(
             durability=Durability(tier),
             endpoint=announced.endpoint,
         )
-        async with _driven(gateway, options, folder, tier, tier_client.__name__, tier) as contender:
+        async with driven(gateway, options, folder, tier, tier_client.__name__, tier) as contender:
             yield contender
 
 
 @asynccontextmanager
-async def _driven(
+async def driven(
     gateway: GatewayUnderTest, options: Options, folder: Path, tier: Tier, module: str, *arguments: str
 ) -> AsyncIterator[Contender]:
+    """The gateway with a client in a process of its own, which runs `module`."""
     async with operator_of(gateway) as operator, client("kvgw's client", module, *arguments, log=folder / "log") as one:
         system = System("kvgw", await operator.version(), gateway.pid)
         if gateway.pid is None:

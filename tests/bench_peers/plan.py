@@ -10,8 +10,9 @@ from msgspec import Struct
 
 from kvgw.bench.plan import KIB, MATCH_KEYS, MATCH_STORED_BYTES, MIB, Case, Limit, TransportName
 
-Tier = Literal["memory", "nvme", "s3"]
-"""Where chunks lie: what a PUT has reached when it returns, and what a GET reads from."""
+Tier = Literal["memory", "postgres", "nvme", "s3"]
+"""Where chunks lie: what a PUT has reached when it returns, and what a GET reads from. And where the catalog lies when
+several gateways have it; elsewhere it is SQLite."""
 
 TRANSPORTS: Final = tuple(name for name in ("unix", "shm", "tcp") if name in get_args(TransportName))
 """The gateway's, as far as `kvgw bench` knows them."""
@@ -22,6 +23,7 @@ CASES: Final[Mapping[Tier, tuple[Case, ...]]] = {
         Case(64 * KIB, 64, 16, ("put", "get")),
         Case(MATCH_STORED_BYTES, MATCH_KEYS, 1, ("match64",)),
     ),
+    "postgres": (Case(MATCH_STORED_BYTES, MATCH_KEYS, 1, ("match64",)),),
     "nvme": (Case(4 * MIB, 16, 4, ("put", "get")),),
     "s3": (Case(16 * MIB, 8, 3, ("put", "get")),),
 }

@@ -16,7 +16,7 @@ Figures: TypeAlias = dict[tuple[str, Op, Case], list[Sample]]
 """Samples of the rounds that count, by system, operation and case."""
 
 OPS: Final = ("put", "get", "match64")
-TIERS: Final = ("memory", "nvme", "s3")
+TIERS: Final = ("memory", "postgres", "nvme", "s3")
 COLUMNS: Final = ("system", "over", "GB/s", "p50", "p99", "limit", "server", "later", "client", "cpu")
 WIDTHS: Final = (20, 4, 6, 9, 9, 6, 7, 7, 7, 5)
 NAMING: Final = 2

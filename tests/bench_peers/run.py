@@ -18,7 +18,7 @@ from typing import Final
 from kvgw.bench.processes import Child
 from kvgw.bench.report import machine, median_limits
 from kvgw.errors import KvgwError
-from tests.bench_peers import gateways, limits, others
+from tests.bench_peers import gateways, limits, others, pair
 from tests.bench_peers.contenders import ANSWER_SECONDS, About, Contender, measure_case
 from tests.bench_peers.environments import Environment, PeerAbsent, prepare
 from tests.bench_peers.places import BucketPlace
@@ -37,6 +37,7 @@ SYSTEMS: Final[Mapping[Tier, tuple[str, ...]]] = {
         "lmcache",
         "mooncake",
     ),
+    "postgres": ("kvgw-postgres",),
     "nvme": ("kvgw-nvme", "kvgw-nvme-shm"),
     "s3": ("kvgw-s3", "s3-tuned", "s3-default", "s3-obstore"),
 }
@@ -148,7 +149,7 @@ async def _measure_machine(yardstick: Child, folder: Path, number: int, run: Run
 async def _start(
     systems: Sequence[str], environments: Mapping[str, Environment], folder: Path, stack: AsyncExitStack, run: Run
 ) -> None:
-    bucket = _bucket(folder, stack) if any(name in SYSTEMS["s3"] for name in systems) else None
+    weed = _weed(folder, stack) if any(name in (*SYSTEMS["s3"], *SYSTEMS["postgres"]) for name in systems) else None
     for name in systems:
         if name in ENVIRONMENTS and ENVIRONMENTS[name] not in environments:
             continue  # noted when it could not be installed
@@ -156,7 +157,7 @@ async def _start(
         place = folder / name
         place.mkdir()
         try:
-            contender = await stack.enter_async_context(_contender(name, environments, bucket, place))
+            contender = await stack.enter_async_context(_contender(name, environments, weed, place))
         except (KvgwError, OSError) as error:
             run.drop(name, error, place)
         else:
@@ -164,22 +165,25 @@ async def _start(
             run.abouts[name] = contender.about
 
 
-def _bucket(folder: Path, stack: AsyncExitStack) -> BucketPlace:
+def _weed(folder: Path, stack: AsyncExitStack) -> Seaweed:
     tell("starting: SeaweedFS")
-    weed = stack.enter_context(Seaweed(folder / "weed"))
-    return BucketPlace(weed.endpoint, weed.region, weed.bucket, weed.access_key, weed.secret_key)
+    return stack.enter_context(Seaweed(folder / "weed"))
 
 
 def _contender(
-    name: str, environments: Mapping[str, Environment], bucket: BucketPlace | None, folder: Path
+    name: str, environments: Mapping[str, Environment], weed: Seaweed | None, folder: Path
 ) -> AbstractAsyncContextManager[Contender]:
     for transport in TRANSPORTS:
         if name == f"kvgw-{transport}":
             return gateways.staged(transport, folder)
     if name in SYSTEMS["nvme"]:
         return gateways.in_tier("nvme", None, folder, "shm" if name.endswith("-shm") else "unix")
+    if name in SYSTEMS["postgres"]:
+        assert weed is not None
+        return pair.on_postgres(weed, folder)
     if name in SYSTEMS["s3"]:
-        assert bucket is not None
+        assert weed is not None
+        bucket = BucketPlace(weed.endpoint, weed.region, weed.bucket, weed.access_key, weed.secret_key)
         match name:
             case "kvgw-s3":
                 return gateways.in_tier("s3", bucket, folder)
