@@ -16,12 +16,15 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final
 
 HASH_SEED: Final = "0"
 """Sets of bytes and strings are walked in the order of their hashes: a seed fixes that too."""
 PROGRESS_S: Final = 10.0
+SEEDS_A_POOL: Final = 200
+"""After so many a process ends, with whatever it has gathered."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -98,8 +101,10 @@ def _results(seeds: range, operations: int, processes: int) -> Iterator[dict[str
         for seed in seeds:
             yield result_of(seed, operations)
         return
-    with ProcessPoolExecutor(processes, max_tasks_per_child=100) as pool:
-        yield from pool.map(result_of, seeds, [operations] * len(seeds), chunksize=1)
+    for first in range(0, len(seeds), SEEDS_A_POOL):  # Python 3.11's max_tasks_per_child may stop for ever
+        some = seeds[first : first + SEEDS_A_POOL]
+        with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+            yield from pool.map(result_of, some, [operations] * len(some))
 
 
 if __name__ == "__main__":
