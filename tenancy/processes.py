@@ -105,6 +105,7 @@ def heartbeat(connection: Connection, node: Node, now_ms: int) -> bool:
 def leave(connection: Connection, node: Node, now_ms: int) -> None:
     """A gateway process ends in good order; its node is remembered, since its disk still has blobs."""
     connection.execute(update(gateway_process).where(gateway_process.c.boot_id == node.boot).values(left_ms=now_ms))
+    raise_high_water(connection, now_ms)  # the last beats may have been lost
 
 
 def processes(connection: Connection) -> list[Process]:

@@ -35,6 +35,8 @@ class Turns:
         self._of_tenant: dict[UUID, int] = {}
         self._queue: FairQueue[Turn] = FairQueue()
         self._timer: asyncio.TimerHandle | None = None
+        self.asked = 0
+        """Requests so far, those that were done at once too."""
 
     @property
     def working(self) -> int:
@@ -57,10 +59,12 @@ class Turns:
 
     def done_at_once(self, tenant: UUID) -> None:
         """A request of the tenant's was done while there was room, and waited for nothing: it counts like any other."""
+        self.asked += 1
         self._queue.serve(tenant, 1.0)
 
     def ask(self, turn: Turn) -> None:
         """Only for `Turn`: it wants a place, and may have it when this returns."""
+        self.asked += 1
         if not self._queue and len(self._working) < self._places:
             self._queue.serve(turn.tenant, 1.0)
             self._admit(turn)  # nobody waits

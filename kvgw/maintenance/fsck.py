@@ -86,7 +86,7 @@ class Fsck:
 
     async def _chunks(self, scope: Scope, report: FsckReport, act: Act | None) -> None:
         """Chunks, entries and placements of a namespace, against the rules that every transaction keeps."""
-        rooms, after, pauses = self._rooms, b"", Pauses(self._rooms.clock)
+        rooms, after, pauses = self._rooms, b"", Pauses(self._rooms.clock, self._rooms.turns)
         while (page := await rooms.catalog.faults(scope, await self._live(), after, PAGE)).looked:
             after = page.last
             report.looked["chunks"] += page.looked

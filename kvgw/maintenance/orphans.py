@@ -59,7 +59,7 @@ class OrphanSweep:
         orphans: list[str] = []
         strangers: list[str] = []
         page: list[BlobInfo] = []
-        pauses = Pauses(self._rooms.clock)
+        pauses = Pauses(self._rooms.clock, self._rooms.turns)
         async for info in tier.scan():
             await pauses.between()
             page.append(info)

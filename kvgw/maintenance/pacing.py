@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Final
 
+from kvgw.gateway.turns import Turns as RequestTurns
 from kvgw.runtime import Clock
 
 COST_SHARE: Final = 0.05
@@ -80,18 +81,24 @@ class Turns:
 
 
 class Pauses:
-    """Lets requests go first: a job that looks through a lot works for a short spell, and rests for three such."""
+    """Lets requests go first: a job that looks through a lot works for a short spell, and rests for three such.
 
-    def __init__(self, clock: Clock) -> None:
+    Where nobody has asked for anything meanwhile, and nothing is at work, it goes on.
+    """
+
+    def __init__(self, clock: Clock, turns: RequestTurns) -> None:
         self._clock = clock
-        self._began = clock.monotonic()
+        self._turns = turns
+        self._began, self._asked = clock.monotonic(), turns.asked
 
     async def between(self) -> None:
         """Between two pieces of work: rest, when the spell is over."""
         spell = self._clock.monotonic() - self._began
-        if spell >= SPELL_SECONDS:
+        if spell < SPELL_SECONDS:
+            return
+        if self._turns.working or self._turns.asked != self._asked:
             await self._clock.sleep(min(PAUSE_SPELLS * spell, PAUSE_SECONDS_MAX))
-            self._began = self._clock.monotonic()
+        self._began, self._asked = self._clock.monotonic(), self._turns.asked
 
 
 class Sparing:

@@ -60,7 +60,7 @@ class TierWalk:
     _pauses: Pauses = field(init=False)
 
     def __post_init__(self) -> None:
-        self._pauses = Pauses(self.rooms.clock)
+        self._pauses = Pauses(self.rooms.clock, self.rooms.turns)
 
     async def sightings(self) -> AsyncIterator[Sighting]:
         """What does not agree, each seen a second time just before. Raises `TierUnavailable`, `TierMisconfigured`."""

@@ -384,6 +384,8 @@ class CatalogEndings(BenchSuite):
             await bench.catalog.heartbeat(NOW - 10)
             await bench.on(ELSEWHERE).announce("1", NOW - 99, 0)
             assert await bench.catalog.high_water_ms() == NOW + 10
+            await bench.catalog.leave(NOW + 4_000)
+            assert await bench.catalog.high_water_ms() == NOW + 4_000, "law 5: also when beats before the end were lost"
 
     @aio
     async def test_known_objects_are_those_with_any_row_in_the_tier(self) -> None:
