@@ -12,7 +12,7 @@ import kvgw
 from kvgw.authenticate import Authenticator
 from kvgw.chance import WatchedRng
 from kvgw.datadir import DataFolder
-from kvgw.fence import LEASE_SECONDS, Fence
+from kvgw.fence import FENCED_AFTER_SECONDS, LEASE_SECONDS, Fence
 from kvgw.gateway.admin import AdminVerbs
 from kvgw.gateway.arrivals import Arrivals
 from kvgw.gateway.backlog import Backlog
@@ -233,11 +233,15 @@ async def _arrive(stack: AsyncExitStack, catalog: Catalog, clock: Clock, *, name
 
 
 async def _open_time(catalog: Catalog, clock: Clock) -> CatalogTime:
-    time = CatalogTime(clock, await catalog.high_water_ms())
-    asked_at = clock.monotonic()
-    database_ms = await catalog.database_now_ms()
+    high_water_ms, asked_at = await catalog.high_water_ms(), clock.monotonic()
+    database_ms, answered_at = await catalog.database_now_ms(), clock.monotonic()
+    if database_ms is None and clock.now_ms() < high_water_ms:
+        # The clock was set back. Whoever told the time before may have told more than was written down, until it was
+        # fenced: what it said had expired stays so.
+        high_water_ms += int(FENCED_AFTER_SECONDS * 1000)
+    time = CatalogTime(clock, high_water_ms)
     if database_ms is not None:
-        time.adopt(database_ms, asked_at, clock.monotonic())
+        time.adopt(database_ms, asked_at, answered_at)
     return time
 
 
