@@ -185,9 +185,10 @@ def _may_lock() -> bool:
 
 def _buffers() -> list[Finding]:
     """Whether the kernel lets a client's Unix socket hold what kvgw asks for; nothing where it does not say."""
-    if not _BUFFER_LIMIT.exists():
+    try:
+        most = int(_BUFFER_LIMIT.read_text(encoding="ascii"))
+    except (OSError, ValueError):
         return []
-    most = int(_BUFFER_LIMIT.read_text(encoding="ascii"))
     if most >= UNIX_SEND_BYTES:
         return [Finding("socket buffers", Verdict.GOOD, f"a Unix socket may hold {human_bytes(UNIX_SEND_BYTES)}")]
     what = f"a Unix socket may hold {human_bytes(most)}, kvgw asks for up to {human_bytes(UNIX_SEND_BYTES)}"

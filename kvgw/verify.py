@@ -16,7 +16,8 @@ import msgspec
 from kvgw.settings import SettingsError
 from kvgw.witness import notes_in
 from tenancy.audit import auditing
-from tenancy.audit.verifying import INSIDE, Broken, Verdict, Verification
+from tenancy.audit.checkpoints import CheckpointBroken, read
+from tenancy.audit.verifying import INSIDE, Broken, Finding, Verdict, Verification
 from tenancy.engine import Database
 from tenancy.sight import NO_TENANT, WHOLE_AUDIT
 
@@ -75,10 +76,10 @@ async def verify_catalog(database: Database, public_key: bytes, outside: Mapping
     `outside`: notes of checkpoints by where they are, in rising order. Raises what the database and the sources raise
     when they cannot be read.
     """
-    before = await _newest_inside(database)
     sources = {INSIDE: _notes_inside(database), **outside}
     check = Verification(public_key, list(sources))
     try:
+        before = await _newest_inside(database, public_key)
         await _feed(check, sources)
         while True:
             page = await database.read(partial(auditing.page, tenant=None, after=check.seq, limit=_PAGE), WHOLE_AUDIT)
@@ -88,7 +89,7 @@ async def verify_catalog(database: Database, public_key: bytes, outside: Mapping
                     await _feed(check, sources)
             if not page.records:
                 check.finish(page.head.seq, page.head.hash)
-                check.compare_copies(before, await _newest_inside(database))
+                check.compare_copies(before, await _newest_inside(database, public_key))
                 return check.whole()
     except Broken as error:
         return check.broken(error)
@@ -136,10 +137,19 @@ async def _notes_inside(database: Database) -> AsyncIterator[str]:
         after = found[-1][0]
 
 
-async def _newest_inside(database: Database) -> int:
-    """The number of the newest checkpoint in the database; 0: there is none."""
+async def _newest_inside(database: Database, public_key: bytes) -> int:
+    """The record that the newest checkpoint in the database is about, as it is signed; 0: there is none."""
     last = await database.read(auditing.last_checkpoint, NO_TENANT)
-    return 0 if last is None else last[0]
+    if last is None:
+        return 0
+    seq, _, note = last
+    try:
+        signed = read(note, public_key)
+    except CheckpointBroken as error:
+        raise Broken(Finding.TAMPERED, seq, f"a checkpoint {INSIDE} is not genuine: {error}") from error
+    if signed.seq != seq:
+        raise Broken(Finding.TAMPERED, seq, f"the checkpoint {INSIDE} of record {seq} is about record {signed.seq}")
+    return seq
 
 
 async def _feed(check: Verification, sources: Mapping[str, AsyncIterator[str]]) -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from types import TracebackType
+from typing import Final
+
+GIVES_NOTHING_BACK: Final = sys.version_info < (3, 13)
 
 
 class Together(asyncio.TaskGroup):
@@ -18,6 +22,8 @@ class Together(asyncio.TaskGroup):
     """
 
     _parent: asyncio.Task[object] | None = None
+    _parent_cancel_requested: bool
+    """Python's own: the group has cancelled its parent."""
 
     async def __aenter__(self) -> Together:
         await super().__aenter__()
@@ -32,7 +38,8 @@ class Together(asyncio.TaskGroup):
         finally:
             # Errors know this frame, it knows the group, and that knows tasks which know their errors.
             del error, trace
-            self._parent = self._parent_task = None
+            if not self._tasks:
+                self._parent = self._parent_task = None
 
     async def _end(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -42,8 +49,9 @@ class Together(asyncio.TaskGroup):
         try:
             await super().__aexit__(kind, error, trace)
         except BaseExceptionGroup as group:
-            # The group asks for one cancellation at most; with an error in its block it has taken that back itself.
-            if kind is None and self._parent.cancelling() > before:
+            # What the group asked for while it waited; what it asked for before, it has taken back itself.
+            asked = GIVES_NOTHING_BACK and kind is None and self._parent_cancel_requested
+            if asked and self._parent.cancelling() > before:
                 self._parent.uncancel()
             group.__traceback__ = None  # the frame that made the group knows it
             cause = _first_cause(group)

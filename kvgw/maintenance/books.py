@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Mapping
 from typing import Final
 
 from kvgw.gateway.rooms import Rooms
 from kvgw.runtime import finish
+from storage.errors import StorageError
 from tenancy.audit import checkpoints
 from tenancy.audit.chain import Act
 from tenancy.audit.verifying import Broken, Finding, Verification
@@ -120,6 +122,8 @@ class Books:
         checked = await self._checked(note, head.seq)
         one = checkpoints.sign(rooms.signer, checked.seq, checked.hash, now_ms)
         await self._witness.keep(one)  # outside first: whatever is in the database has been written out there
+        with contextlib.suppress(StorageError):  # it is owed then, and `checkpoint` says why when it tries once more
+            await self._witness.settle()
         await rooms.catalog.add_checkpoint(one)
         log.info("audit log checkpoint %s", one.note.replace("\n", " ").strip())
 

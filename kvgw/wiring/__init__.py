@@ -235,14 +235,19 @@ async def _arrive(stack: AsyncExitStack, catalog: Catalog, clock: Clock, *, name
 async def _open_time(catalog: Catalog, clock: Clock) -> CatalogTime:
     high_water_ms, asked_at = await catalog.high_water_ms(), clock.monotonic()
     database_ms, answered_at = await catalog.database_now_ms(), clock.monotonic()
-    if database_ms is None and clock.now_ms() < high_water_ms:
-        # The clock was set back. Whoever told the time before may have told more than was written down, until it was
-        # fenced: what it said had expired stays so.
+    if database_ms is None and clock.now_ms() < high_water_ms and not await _left_in_good_order(catalog):
+        # The clock was set back. Whoever was killed may have told a later time than it had written down with its last
+        # beat: what it said had expired stays so.
         high_water_ms += int(FENCED_AFTER_SECONDS * 1000)
     time = CatalogTime(clock, high_water_ms)
     if database_ms is not None:
         time.adopt(database_ms, asked_at, answered_at)
     return time
+
+
+async def _left_in_good_order(catalog: Catalog) -> bool:
+    """Whether all processes before have said how late it was when they ended."""
+    return all(one.left_ms is not None for one in await catalog.processes())
 
 
 async def _leave(catalog: Catalog, time: CatalogTime) -> None:

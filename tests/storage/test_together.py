@@ -73,6 +73,34 @@ async def test_whoever_is_cancelled_in_it_ends_as_cancelled_and_so_do_its_tasks(
 
 
 @aio
+async def test_a_cancellation_from_outside_is_counted_also_where_a_task_fails_on_it() -> None:
+    async def stubborn() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise Broken from None
+
+    counts: list[int] = []
+
+    async def parent() -> None:
+        try:
+            async with Together() as tasks:
+                tasks.create_task(stubborn())
+        except Broken:
+            this = asyncio.current_task()
+            assert this is not None
+            counts.append(this.cancelling())
+
+    task = asyncio.create_task(parent())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+    assert counts == [1], "it was not the group that asked for it"
+
+
+@aio
 async def test_an_error_of_the_block_itself_ends_its_tasks_and_keeps_the_count() -> None:
     parent = asyncio.current_task()
     assert parent is not None

@@ -147,6 +147,8 @@ def check_ends_and_checkpoints(log: Log) -> None:
     assert log.after(lambda: log.run(dropped), [earlier, log.checkpoint.note]) == (TRUNCATED, 50)
     assert log.after(nothing, [log.checkpoint.note.replace("time 1", "time 2")])[0] == TAMPERED
     assert log.after(nothing, ["garbage\n"])[0] == TAMPERED
+    moved = "UPDATE audit_checkpoint SET seq = seq - 1"
+    assert log.after(lambda: log.run(moved), [log.checkpoint.note]) == (TAMPERED, log.length - 1), "not what is signed"
 
 
 class AuditContract(BenchSuite):

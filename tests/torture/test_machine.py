@@ -137,6 +137,7 @@ class GatewayMachine(RuleBasedStateMachine):
         await self._restart()
         await self._read(KEYS, excused=False)
         await self.bench.settle()
+        await self._ask_what_goes_on()
         await self.bench.check()
         await self._read(KEYS, excused=False)
 
@@ -262,6 +263,15 @@ class GatewayMachine(RuleBasedStateMachine):
             "deletions": crew.go_on_deleting,
         }
         self.do(self._step(jobs[job](), fault))
+        if job == "deletions" and fault is None:
+            self.do(self._ask_what_goes_on())
+
+    async def _ask_what_goes_on(self) -> None:
+        """Where no job is left, what is there may have been met by one, and nothing that comes now is."""
+        if not await self.bench.opened.rooms.deletions.unfinished(self.bench.house.owner.tenant):
+            for cell in self.cells.values():
+                cell.must = cell.must and not cell.users & self.going
+            self.going.clear()
 
     @rule(fault=faults)
     def rotate(self, fault: Fault) -> None:
