@@ -25,10 +25,13 @@ class NameKeys:
 
     @classmethod
     def derive(cls, id_key: SecretBytes) -> NameKeys:
-        """Derive them from the namespace's id key; raises `ValueError` for another length than 32 bytes."""
-        if len(id_key) != KEY_BYTES:
-            raise ValueError(f"an id key has {KEY_BYTES} bytes, not {len(id_key)}")
+        """Derive them from the namespace's id key.
+
+        Raises `ValueError` for another length than 32 bytes, `KeyUnavailable` for a key that was wiped.
+        """
         secret = id_key.reveal()
+        if len(secret) != KEY_BYTES:
+            raise ValueError(f"an id key has {KEY_BYTES} bytes, not {len(secret)}")
         return cls(
             chunk_id=SecretBytes(hmac.digest(secret, b"kvgw/v1/chunk-id\0", "sha256")),
             fingerprint=SecretBytes(hmac.digest(secret, b"kvgw/v1/format-fp\0", "sha256")),

@@ -91,7 +91,7 @@ class Scrub:
 
     def stop(self) -> None:
         """End the scrub that is under way, if one is."""
-        if self._limit is not None:
+        if self._limit is not None and not self._limit.expired():  # it may be ending already
             self._limit.reschedule(asyncio.get_running_loop().time())
 
     async def serve(self) -> None:

@@ -32,12 +32,13 @@ class CommittingKey:
 def committing_key(secret: SecretBytes, label: bytes, salt: bytes, context: bytes) -> CommittingKey:
     """Derive the key of one message. `label` is constant for each use and ends in a zero byte.
 
-    Raises `ValueError` for a secret or salt of another length than 32 bytes.
+    Raises `ValueError` for a secret or salt of another length than 32 bytes, `KeyUnavailable` for one that was wiped.
     """
-    if len(secret) != KEY_BYTES:
-        raise ValueError(f"a key has {KEY_BYTES} bytes, not {len(secret)}")
+    key = secret.reveal()
+    if len(key) != KEY_BYTES:
+        raise ValueError(f"a key has {KEY_BYTES} bytes, not {len(key)}")
     if len(salt) != SALT_BYTES:
         raise ValueError(f"a salt has {SALT_BYTES} bytes, not {len(salt)}")
     length = KEY_BYTES + NONCE_BYTES + COMMITMENT_BYTES
-    okm = HKDFExpand(SHA512(), length, label + salt + context).derive(secret.reveal())
+    okm = HKDFExpand(SHA512(), length, label + salt + context).derive(key)
     return CommittingKey(okm[:KEY_BYTES], okm[KEY_BYTES:-COMMITMENT_BYTES], okm[-COMMITMENT_BYTES:])

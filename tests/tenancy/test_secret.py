@@ -8,7 +8,9 @@ import pickle
 import pytest
 
 from tenancy.errors import KeyUnavailable
-from tenancy.keys.secret import SecretBytes
+from tenancy.keys.kdf import committing_key
+from tenancy.keys.secret import KEY_BYTES, SecretBytes
+from tenancy.naming import NameKeys
 
 
 def test_a_secret_is_revealed_only_when_asked() -> None:
@@ -45,6 +47,16 @@ def test_a_wiped_secret_is_zeroed_and_says_so() -> None:
     assert len(secret) == 0
     with pytest.raises(KeyUnavailable, match="wiped from memory; ask for the key again"):
         secret.reveal()
+
+
+def test_whoever_still_works_with_a_wiped_key_is_told_to_ask_again() -> None:
+    """A PUT or GET under way when its namespace was shredded, or its keys made room for others, ends in an outage."""
+    secret = SecretBytes(bytes(KEY_BYTES))
+    secret.wipe()
+    with pytest.raises(KeyUnavailable, match="ask for the key again"):
+        committing_key(secret, b"label\0", bytes(32), b"")
+    with pytest.raises(KeyUnavailable, match="ask for the key again"):
+        NameKeys.derive(secret)
 
 
 def test_a_secret_does_not_follow_its_source() -> None:
