@@ -6,10 +6,17 @@ deleted since. It is refused until it is wiped to a cold start.
 
 from __future__ import annotations
 
+from typing import Final
+
 from sqlalchemy import Connection, select, update
 
 from tenancy.errors import CatalogOutdated
+from tenancy.prepared import KeyStatement
 from tenancy.schema import clock_mark, tenant
+
+GROWN: Final = KeyStatement(
+    lambda: update(clock_mark).values(generation=clock_mark.c.generation + 1).returning(clock_mark.c.generation)
+)
 
 
 def current(connection: Connection) -> int:
@@ -19,12 +26,8 @@ def current(connection: Connection) -> int:
 
 def grow(connection: Connection) -> int:
     """Make the generation one higher; the new one."""
-    return (
-        connection.scalar(
-            update(clock_mark).values(generation=clock_mark.c.generation + 1).returning(clock_mark.c.generation)
-        )
-        or 0
-    )
+    rows = GROWN.rows(connection, {})
+    return int(rows[0][0]) if rows else 0
 
 
 def catch_up(connection: Connection, known: int) -> int:

@@ -8,12 +8,12 @@ next power of two by repeating their last member, so that there are few sizes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from operator import itemgetter
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 from sqlalchemy import (
     BigInteger,
@@ -39,6 +39,7 @@ from tenancy.model import Scope
 
 Statement: TypeAlias = "Select[Any] | Insert | Update | Delete"
 Parameters: TypeAlias = Sequence[BindParameter[Any]]
+Member = TypeVar("Member")
 
 MEMBERS_MOST: Final = 30_000
 """Below the least number of bind parameters that a database allows in one statement (32,766)."""
@@ -179,6 +180,12 @@ def bound(table: FromClause) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
 def owner(scope: Scope) -> dict[str, object]:
     """The values that `bound` asks for."""
     return {"tenant": scope.tenant, "namespace": scope.namespace}
+
+
+def pieces(members: Sequence[Member]) -> Iterator[Sequence[Member]]:
+    """A list of any length in lists that are short enough for one statement."""
+    for start in range(0, len(members), MEMBERS_MOST):
+        yield members[start : start + MEMBERS_MOST]
 
 
 def _compiled(statement: Statement, dialect: Dialect) -> _Text:

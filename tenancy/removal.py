@@ -8,117 +8,156 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Final
 
-from sqlalchemy import ColumnElement, Connection, FromClause, and_, delete, exists, or_, select, update
+from sqlalchemy import (
+    Connection,
+    Delete,
+    String,
+    Update,
+    bindparam,
+    delete,
+    exists,
+    literal_column,
+    null,
+    or_,
+    select,
+    update,
+)
 
 from tenancy import quota
 from tenancy.model import Scope
-from tenancy.schema import chunk, entry, owned, placement, tombstone
+from tenancy.prepared import KeyStatement, Parameters, RowsInsert, Statement, bound, owner, pieces
+from tenancy.schema import chunk, entry, placement, tombstone
 
 EntryName = tuple[int, bytes]
 """Format id and entry key."""
+
+# Literals: SQLite prepares a statement anew in each execution when a bound value could decide whether an index fits.
+_LIVE: Final = literal_column("'live'", String)
+_DELETING: Final = literal_column("'deleting'", String)
+_DUE: Final = literal_column("'due'", String)
+_WRITING: Final = literal_column("'writing'", String)
+_OK: Final = literal_column("'ok'", String)
+_QUARANTINED: Final = literal_column("'quarantined'", String)
+_DOOMED: Final = literal_column("'doomed'", String)
+
+
+def _unnamed(keys: Parameters) -> Statement:
+    return (
+        delete(entry)
+        .where(*bound(entry), entry.c.format_id == bindparam("format"), entry.c.entry_key.in_(keys))
+        .returning(entry.c.entry_key, entry.c.blob_id)
+    )
+
+
+def _unburied(keys: Parameters) -> Delete:
+    return delete(tombstone).where(
+        *bound(tombstone), tombstone.c.format_id == bindparam("format"), tombstone.c.entry_key.in_(keys)
+    )
+
+
+def _unused(blob_ids: Parameters) -> Update:
+    needed = exists(select(1).where(*bound(entry), entry.c.blob_id == chunk.c.blob_id))
+    return (
+        update(chunk)
+        .where(*bound(chunk), chunk.c.blob_id.in_(blob_ids), chunk.c.state == _LIVE, ~needed)
+        .values(state=_DELETING)
+        .returning(chunk.c.blob_id)
+    )
+
+
+def _never_begun(blob_ids: Parameters) -> Statement:
+    return (
+        delete(placement)
+        .where(*bound(placement), placement.c.blob_id.in_(blob_ids), placement.c.state == _DUE)
+        .returning(placement.c.tier, placement.c.length)
+    )
+
+
+def _written(blob_ids: Parameters) -> Update:
+    state = placement.c.state
+    return (
+        update(placement)
+        .where(*bound(placement), placement.c.blob_id.in_(blob_ids), or_(state == _OK, state == _QUARANTINED))
+        .values(state=_DOOMED)
+    )
+
+
+def _in_flight(blob_ids: Parameters) -> Update:
+    return (
+        update(placement)
+        .where(*bound(placement), placement.c.blob_id.in_(blob_ids), placement.c.state == _WRITING)
+        .values(state=_DOOMED, not_before_ms=placement.c.lease_ms, owner=null(), lease_ms=null())
+    )
+
+
+UNNAMED: Final = KeyStatement(_unnamed)
+UNBURIED: Final = KeyStatement(_unburied)
+UNUSED: Final = KeyStatement(_unused)
+NEVER_BEGUN: Final = KeyStatement(_never_begun)
+WRITTEN: Final = KeyStatement(_written)
+IN_FLIGHT: Final = KeyStatement(_in_flight)
+_TOMBSTONES: Final = RowsInsert(
+    tombstone, ("tenant_id", "namespace_id", "format_id", "reason", "at_ms"), ("entry_key",)
+)
 
 
 def remove_entries(
     connection: Connection, scope: Scope, names: Sequence[EntryName], reason: str, now_ms: int
 ) -> list[bytes]:
     """Delete entries, leave tombstones, and doom the chunks that lost their last entry: their blob ids."""
-    if not names:
-        return []
-    gone = connection.execute(
-        delete(entry)
-        .where(
-            *owned(entry, scope),
-            _named(entry, names),
-        )
-        .returning(entry.c.format_id, entry.c.entry_key, entry.c.blob_id)
-    ).all()
-    _leave_tombstones(connection, scope, [(row.format_id, row.entry_key) for row in gone], reason, now_ms)
-    return doom_unused(connection, scope, sorted({row.blob_id for row in gone}))
+    by_format: defaultdict[int, list[bytes]] = defaultdict(list)
+    for format_id, key in names:
+        by_format[format_id].append(key)
+    blob_ids = [
+        blob_id
+        for format_id, keys in by_format.items()
+        for blob_id in end_entries(connection, scope, format_id, keys, reason, now_ms)
+    ]
+    return doom_unused(connection, scope, sorted(set(blob_ids)))
+
+
+def end_entries(
+    connection: Connection, scope: Scope, format_id: int, keys: Sequence[bytes], reason: str, now_ms: int
+) -> list[bytes]:
+    """Delete those entries of one format that are there, and leave tombstones; the blob id of each.
+
+    What they pointed at is to be passed to `doom_unused`.
+    """
+    at = {**owner(scope), "format": format_id}
+    blob_ids = []
+    for some in pieces(keys):
+        gone = UNNAMED.rows(connection, at, some)
+        if not gone:
+            continue
+        UNBURIED.count(connection, at, [key for key, _ in gone])
+        shared = {
+            "tenant_id": scope.tenant,
+            "namespace_id": scope.namespace,
+            "format_id": format_id,
+            "reason": reason,
+            "at_ms": now_ms,
+        }
+        _TOMBSTONES.run(connection, shared, [(key,) for key, _ in gone])
+        blob_ids += [blob_id for _, blob_id in gone]
+    return blob_ids
 
 
 def doom_unused(connection: Connection, scope: Scope, blob_ids: Sequence[bytes]) -> list[bytes]:
     """Turn those live chunks that no entry points at to ``deleting``: bytes go after the pointer (law 1)."""
-    if not blob_ids:
-        return []
-    unused = connection.scalars(
-        update(chunk)
-        .where(
-            *owned(chunk, scope),
-            chunk.c.blob_id.in_(blob_ids),
-            chunk.c.state == "live",
-            ~exists(
-                select(1).where(
-                    *owned(entry, scope),
-                    entry.c.blob_id == chunk.c.blob_id,
-                )
-            ),
-        )
-        .values(state="deleting")
-        .returning(chunk.c.blob_id)
-    ).all()
+    unused = [blob_id for some in pieces(blob_ids) for (blob_id,) in UNUSED.rows(connection, owner(scope), some)]
     doom_placements(connection, scope, unused)
-    return list(unused)
+    return unused
 
 
-def doom_placements(connection: Connection, scope: Scope, blob_ids: Sequence[bytes], tier: str | None = None) -> None:
+def doom_placements(connection: Connection, scope: Scope, blob_ids: Sequence[bytes]) -> None:
     """Placements not begun vanish; those that may have bytes wait for the sweep as ``doomed``."""
-    if not blob_ids:
-        return
-    which = [
-        *owned(placement, scope),
-        placement.c.blob_id.in_(blob_ids),
-    ]
-    if tier is not None:
-        which.append(placement.c.tier == tier)
-    never_begun = connection.execute(
-        delete(placement).where(*which, placement.c.state == "due").returning(placement.c.tier, placement.c.length)
-    ).all()
-    freed = sum(row.length for row in never_begun if row.tier == "s3")
-    quota.apply(connection, scope, quota.Change(s3_bytes=-freed))
-    # A write in flight keeps its lease: the sweep waits for it to end before it believes the name is gone.
-    connection.execute(
-        update(placement).where(*which, placement.c.state.in_(("ok", "quarantined"))).values(state="doomed")
-    )
-    connection.execute(
-        update(placement)
-        .where(*which, placement.c.state == "writing")
-        .values(state="doomed", not_before_ms=placement.c.lease_ms, owner=None, lease_ms=None)
-    )
-
-
-def _leave_tombstones(
-    connection: Connection, scope: Scope, names: Sequence[EntryName], reason: str, now_ms: int
-) -> None:
-    if not names:
-        return
-    connection.execute(
-        delete(tombstone).where(
-            *owned(tombstone, scope),
-            _named(tombstone, names),
-        )
-    )
-    connection.execute(
-        tombstone.insert(),
-        [
-            {
-                "tenant_id": scope.tenant,
-                "namespace_id": scope.namespace,
-                "format_id": format_id,
-                "entry_key": entry_key,
-                "reason": reason,
-                "at_ms": now_ms,
-            }
-            for format_id, entry_key in names
-        ],
-    )
-
-
-def _named(table: FromClause, names: Sequence[EntryName]) -> ColumnElement[bool]:
-    """The rows of these entries: format by format, since SQLite uses no index for pairs of values."""
-    by_format: defaultdict[int, list[bytes]] = defaultdict(list)
-    for format_id, entry_key in names:
-        by_format[format_id].append(entry_key)
-    return or_(
-        *(and_(table.c.format_id == format_id, table.c.entry_key.in_(keys)) for format_id, keys in by_format.items())
-    )
+    at = owner(scope)
+    for some in pieces(blob_ids):
+        never_begun = NEVER_BEGUN.rows(connection, at, some)
+        freed = sum(length for tier, length in never_begun if tier == "s3")
+        quota.apply(connection, scope, quota.Change(s3_bytes=-freed))
+        WRITTEN.count(connection, at, some)
+        # A write in flight keeps its lease: the sweep waits for it to end before it believes the name is gone.
+        IN_FLIGHT.count(connection, at, some)

@@ -7,13 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Final
 
-from sqlalchemy import Connection, delete, exists, or_, select
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Select,
+    String,
+    bindparam,
+    delete,
+    exists,
+    literal_column,
+    or_,
+    select,
+)
 
 from tenancy import quota
 from tenancy.model import Node, Scope
+from tenancy.prepared import KeyStatement, Parameters, Statement, bound, owner
 from tenancy.processes import PROCESS_LEASE_MS, alive
-from tenancy.removal import remove_entries
+from tenancy.removal import doom_unused, end_entries, remove_entries
 from tenancy.schema import UNSETTLED, chunk, entry, owned, placement, tombstone
 from tenancy.timekeeping import FURTHEST_MS
 
@@ -25,6 +39,54 @@ class DoomedPlacement:
     blob_id: bytes
     tier: str
     object_name: str
+
+
+# Literals: SQLite prepares a statement anew in each execution when a bound value could decide whether an index fits.
+_DOOMED: Final = literal_column("'doomed'", String)
+_DELETING: Final = literal_column("'deleting'", String)
+_S3: Final = literal_column("'s3'", String)
+
+
+def _here() -> tuple[ColumnElement[bool], ...]:
+    """Doomed placements in a tier that this node may clear."""
+    return (
+        *bound(placement),
+        placement.c.tier == bindparam("in_tier"),
+        placement.c.state == _DOOMED,
+        or_(placement.c.tier == _S3, placement.c.node == bindparam("on_node")),
+    )
+
+
+def _doomed() -> Select[Any]:
+    not_before = placement.c.not_before_ms
+    return (
+        select(placement.c.blob_id, placement.c.object)
+        .where(*_here(), UNSETTLED, or_(not_before <= bindparam("now"), not_before > bindparam("furthest")))
+        .limit(bindparam("most", type_=BigInteger))
+    )
+
+
+def _dropped(blob_ids: Parameters) -> Statement:
+    return delete(placement).where(*_here(), placement.c.blob_id.in_(blob_ids)).returning(placement.c.length)
+
+
+def _bare() -> Select[Any]:
+    placed = exists(select(1).where(*bound(placement), placement.c.blob_id == chunk.c.blob_id))
+    return (
+        select(chunk.c.blob_id)
+        .where(*bound(chunk), chunk.c.state == _DELETING, ~placed)
+        .limit(bindparam("most", type_=BigInteger))
+    )
+
+
+def _forgotten(blob_ids: Parameters) -> Statement:
+    return delete(chunk).where(*bound(chunk), chunk.c.blob_id.in_(blob_ids)).returning(chunk.c.sealed_length)
+
+
+DOOMED: Final = KeyStatement(_doomed)
+DROPPED: Final = KeyStatement(_dropped)
+BARE: Final = KeyStatement(_bare)
+FORGOTTEN: Final = KeyStatement(_forgotten)
 
 
 def expire(connection: Connection, scope: Scope, now_ms: int, limit: int) -> tuple[int, list[bytes]]:
@@ -48,34 +110,23 @@ def delete_keys(
 ) -> tuple[int, list[bytes]]:
     """Remove the entries of these keys, all or nothing. Returns how many there were, and their unneeded blobs."""
     quota.lock(connection, scope)
-    found = connection.scalars(
-        select(entry.c.entry_key).where(
-            *owned(entry, scope),
-            entry.c.format_id == format_id,
-            entry.c.entry_key.in_(entry_keys),
-        )
-    ).all()
-    names = [(format_id, key) for key in found]
-    return len(names), remove_entries(connection, scope, names, "deleted", now_ms)
+    blob_ids = end_entries(connection, scope, format_id, entry_keys, "deleted", now_ms)
+    return len(blob_ids), doom_unused(connection, scope, sorted(set(blob_ids)))
 
 
 def doomed(
     connection: Connection, scope: Scope, node: Node, tier: str, now_ms: int, limit: int
 ) -> list[DoomedPlacement]:
     """Placements in a tier whose bytes this node may delete now; a write in flight has had its time."""
-    rows = connection.execute(
-        select(placement.c.blob_id, placement.c.tier, placement.c.object)
-        .where(
-            *owned(placement, scope),
-            placement.c.tier == tier,
-            placement.c.state == "doomed",
-            UNSETTLED,
-            or_(placement.c.tier == "s3", placement.c.node == node.node),
-            or_(placement.c.not_before_ms <= now_ms, placement.c.not_before_ms > now_ms + FURTHEST_MS),
-        )
-        .limit(limit)
-    )
-    return [DoomedPlacement(row.blob_id, row.tier, row.object) for row in rows]
+    values = {
+        **owner(scope),
+        "in_tier": tier,
+        "on_node": node.node,
+        "now": now_ms,
+        "furthest": now_ms + FURTHEST_MS,
+        "most": limit,
+    }
+    return [DoomedPlacement(blob_id, tier, name) for blob_id, name in DOOMED.rows(connection, values)]
 
 
 def purge(connection: Connection, scope: Scope, node: Node, gone: Sequence[DoomedPlacement], limit: int) -> int:
@@ -85,50 +136,20 @@ def purge(connection: Connection, scope: Scope, node: Node, gone: Sequence[Doome
     """
     quota.lock(connection, scope)
     for tier in {one.tier for one in gone}:
-        dropped = connection.execute(
-            delete(placement)
-            .where(
-                *owned(placement, scope),
-                placement.c.tier == tier,
-                placement.c.state == "doomed",
-                or_(placement.c.tier == "s3", placement.c.node == node.node),
-                placement.c.blob_id.in_([one.blob_id for one in gone if one.tier == tier]),
-            )
-            .returning(placement.c.length)
-        ).all()
+        at = {**owner(scope), "in_tier": tier, "on_node": node.node}
+        dropped = DROPPED.rows(connection, at, [one.blob_id for one in gone if one.tier == tier])
         if tier == "s3":
-            quota.apply(connection, scope, quota.Change(s3_bytes=-sum(row.length for row in dropped)))
+            quota.apply(connection, scope, quota.Change(s3_bytes=-sum(length for (length,) in dropped)))
     return _purge_chunks(connection, scope, limit)
 
 
 def _purge_chunks(connection: Connection, scope: Scope, limit: int) -> int:
-    placed = exists(
-        select(1).where(
-            *owned(placement, scope),
-            placement.c.blob_id == chunk.c.blob_id,
-        )
-    )
-    dead = connection.scalars(
-        select(chunk.c.blob_id)
-        .where(
-            *owned(chunk, scope),
-            chunk.c.state == "deleting",
-            ~placed,
-        )
-        .limit(limit)
-    ).all()
+    dead = [blob_id for (blob_id,) in BARE.rows(connection, {**owner(scope), "most": limit})]
     if not dead:
         return 0
-    rows = connection.execute(
-        delete(chunk)
-        .where(
-            *owned(chunk, scope),
-            chunk.c.blob_id.in_(dead),
-        )
-        .returning(chunk.c.sealed_length)
-    ).all()
-    quota.apply(connection, scope, quota.Change(-sum(row.sealed_length for row in rows), -len(rows)))
-    return len(rows)
+    lengths = [length for (length,) in FORGOTTEN.rows(connection, owner(scope), dead)]
+    quota.apply(connection, scope, quota.Change(-sum(lengths), -len(lengths)))
+    return len(lengths)
 
 
 def forget_tombstones(connection: Connection, scope: Scope, before_ms: int) -> int:

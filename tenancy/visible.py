@@ -24,7 +24,7 @@ from sqlalchemy import (
 )
 
 from tenancy.model import FoundChunk, Node, Scope, reached
-from tenancy.prepared import MEMBERS_MOST, KeyStatement, Parameters, bound, owner
+from tenancy.prepared import KeyStatement, Parameters, bound, owner, pieces
 from tenancy.schema import chunk, entry, gateway_process, namespace, placement, unexpired
 
 # States are literals: the tables have partial indexes on them, and SQLite prepares a statement anew in each execution
@@ -171,13 +171,9 @@ def lookup(
 ) -> dict[bytes, FoundChunk]:
     """Those of `entry_keys` that are visible to `node` at `now_ms`. One statement, unless bind parameters run out."""
     found: dict[bytes, FoundChunk] = {}
-    for start in range(0, len(entry_keys), MEMBERS_MOST):
-        rows = LOOKUP.rows(
-            connection,
-            {**owner(scope), "now": now_ms, "node": node.node, "boot": node.boot},
-            format_ids,
-            entry_keys[start : start + MEMBERS_MOST],
-        )
+    at = {**owner(scope), "now": now_ms, "node": node.node, "boot": node.boot}
+    for some in pieces(entry_keys):
+        rows = LOOKUP.rows(connection, at, format_ids, some)
         for *columns, at_home, tier in rows:
             key = columns[_KEY_AT]
             before = found.get(key)

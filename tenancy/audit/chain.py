@@ -13,14 +13,25 @@ from typing import Final
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import BigInteger, Connection, bindparam, select, update
 
 from tenancy.audit.printing import printable
+from tenancy.prepared import KeyStatement, RowsInsert
 from tenancy.schema import audit_head, audit_record
 
 _DOMAIN: Final = b"kvgw/audit/v1\0"
 DETAIL_BYTES_MAX: Final = 4096
 TARGET_MAX: Final = 128
+
+HEAD: Final = KeyStatement(lambda: select(audit_head.c.seq, audit_head.c.hash).with_for_update())
+MOVED: Final = KeyStatement(
+    lambda: update(audit_head).values(seq=bindparam("last", type_=BigInteger), hash=bindparam("digest"))
+)
+_RECORDS: Final = RowsInsert(
+    audit_record,
+    ("at_ms", "tenant_id", "namespace_id"),
+    ("seq", "actor", "action", "target", "result", "detail", "previous", "hash"),
+)
 
 Detail = Mapping[str, str | int | bool | None]
 
@@ -93,33 +104,31 @@ def record(connection: Connection, act: Act, now_ms: int) -> int:
 
 def record_all(connection: Connection, acts: Sequence[Act], now_ms: int) -> int:
     """Append a record of each of `acts`, in their order, and return the last one's number."""
-    head = connection.execute(select(audit_head.c.seq, audit_head.c.hash).with_for_update()).one()
-    seq, previous = int(head.seq), bytes(head.hash)
-    rows = []
+    ((seq, previous),) = HEAD.rows(connection, {})
     for act in acts:
         seq += 1
         unsealed = _unsealed(act, seq, previous, now_ms)
         digest = unsealed.expected_hash()
-        rows.append(
-            {
-                "seq": seq,
-                "at_ms": now_ms,
-                "actor": unsealed.actor,
-                "action": unsealed.action,
-                "tenant_id": act.tenant,
-                "namespace_id": act.namespace,
-                "target": unsealed.target,
-                "result": unsealed.result,
-                "detail": unsealed.detail,
-                "previous": previous,
-                "hash": digest,
-            }
+        _RECORDS.run(
+            connection,
+            {"at_ms": now_ms, "tenant_id": act.tenant, "namespace_id": act.namespace},
+            [
+                (
+                    seq,
+                    unsealed.actor,
+                    unsealed.action,
+                    unsealed.target,
+                    unsealed.result,
+                    unsealed.detail,
+                    previous,
+                    digest,
+                )
+            ],
         )
         previous = digest
-    if rows:
-        connection.execute(insert(audit_record), rows)
-        connection.execute(update(audit_head).values(seq=seq, hash=previous))
-    return seq
+    if acts:
+        MOVED.count(connection, {"last": seq, "digest": previous})
+    return int(seq)
 
 
 def _unsealed(act: Act, seq: int, previous: bytes, now_ms: int) -> Record:
