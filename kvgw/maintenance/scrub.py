@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from kvgw.errors import RequestRefused
 from kvgw.gateway.rooms import Rooms
-from kvgw.maintenance.pacing import Bucket
+from kvgw.maintenance.pacing import Bucket, Pauses
 from kvgw.maintenance.tiercheck import IMPLAUSIBLE_COUNT, IMPLAUSIBLE_SHARE
 from storage.access import Window
 from storage.errors import BlobDamaged, BlobMissing, StagingBusy, StorageError
@@ -23,13 +24,16 @@ from tenancy.audit.chain import Act
 from tenancy.errors import KeyGone, KeyRefused, KeyUnavailable, NamespaceUnknown, SealBroken, TenancyError
 from tenancy.inspecting import Sealing
 from tenancy.keys.keyring import NamespaceKeys
-from tenancy.keys.secret import SecretBytes
 from tenancy.model import Scope
 from tenancy.sealing import BlobAddress, Sealed, open_sealed
 
 log = logging.getLogger("kvgw.maintenance")
 
 PAGE: Final = 200
+PIECE_BYTES: Final = 1 << 20
+"""A visit to a thread for each small blob costs more than to open it."""
+PIECE_SECONDS: Final = 1 / 64
+"""But no more in one go than the rate allows in so long."""
 WINDOW_SECONDS: Final = 30.0
 """How long a scrub waits for memory; requests come first."""
 
@@ -60,6 +64,15 @@ class ScrubReport:
     tiers: dict[str, TierProgress] = field(default_factory=dict)
     sentence: str = ""
     """Why it did not come to its end."""
+
+
+@dataclass(slots=True)
+class _Read:
+    """A blob as it came from its tier, or why it did not."""
+
+    sealing: Sealing
+    sealed: memoryview
+    fault: str = ""
 
 
 class Scrub:
@@ -140,20 +153,22 @@ class Scrub:
 
     async def _through(self, label: str, scope: Scope, bucket: Bucket) -> None:
         rooms, progress, after = self._rooms, self.report.tiers[label], b""
-        node = rooms.placement_node(label)
+        node, pauses = rooms.placement_node(label), Pauses(rooms.clock, rooms.turns)
+        most = min(PIECE_BYTES, self.report.rate * PIECE_SECONDS) if self.report.rate else PIECE_BYTES
         while page := await rooms.catalog.sealings(scope, label, node, after, PAGE):
             after = page[-1].placed.blob_id
             chosen = [one for one in page if self.report.sample >= 1 or rooms.rng.jitter() < self.report.sample]
             keys = await self._keys(scope, {one.epoch for one in chosen})
-            for one in chosen:
+            for piece in _pieces(chosen, most):
                 if self.report.state != "running":
                     return
                 await bucket.ready()
-                bucket.spend(one.placed.length)
-                if keys is None or one.epoch not in keys.data:
-                    progress.skipped += 1
-                else:
-                    await self._open(label, scope, one, keys)
+                bucket.spend(sum(one.placed.length for one in piece))
+                known = [] if keys is None else [one for one in piece if one.epoch in keys.data]
+                progress.skipped += len(piece) - len(known)
+                if keys is not None and known:
+                    await self._look(label, scope, known, keys)
+                await pauses.between()
 
     async def _keys(self, scope: Scope, epochs: set[int]) -> NamespaceKeys | None:
         """The namespace's keys; None while they cannot be had, or since they are gone for good."""
@@ -162,28 +177,40 @@ class Scrub:
         except (KeyUnavailable, KeyRefused, KeyGone, NamespaceUnknown):
             return None
 
-    async def _open(self, label: str, scope: Scope, one: Sealing, keys: NamespaceKeys) -> None:
-        """Read one blob and open it. Raises `TierUnavailable`."""
+    async def _look(self, label: str, scope: Scope, piece: Sequence[Sealing], keys: NamespaceKeys) -> None:
+        """Read some blobs and open them. Raises `TierUnavailable`."""
         rooms, progress = self._rooms, self.report.tiers[label]
-        name = blob_name(scope.namespace, one.placed.blob_id)
-        if len(self._buffer) < one.placed.length:
-            self._buffer = bytearray(one.placed.length)
-        with memoryview(self._buffer)[: one.placed.length] as sealed:
+        total = sum(one.placed.length for one in piece)
+        if len(self._buffer) < total:
+            self._buffer = bytearray(total)
+        with memoryview(self._buffer)[:total] as sealed:
+            read = await self._read(label, scope, piece, sealed)
             try:
-                await rooms.tiers[label].get_into(name, sealed)
-                async with rooms.staging.window(scope.tenant, one.length, WINDOW_SECONDS) as window:
-                    data_key = keys.data_key(one.epoch)
-                    fault = await rooms.workers.run(lambda: _fault(data_key, _address(scope, one), one, sealed, window))
-            except (BlobMissing, BlobDamaged) as error:
-                fault = type(error).__name__
+                nbytes = sum(one.length for one in piece)
+                async with rooms.staging.window(scope.tenant, nbytes, WINDOW_SECONDS) as window:
+                    faults = await rooms.workers.run(lambda: _faults(scope, keys, read, window))
             except StagingBusy:
-                progress.skipped += 1
+                progress.skipped += len(piece)
                 return
-        if fault:
-            await self._refuse(label, scope, one, fault)
-        progress.blobs += 1
-        progress.nbytes += one.placed.length
-        rooms.metrics.scrubbed.labels(label).inc(one.placed.length)
+        for sealing, fault in zip(piece, faults, strict=True):
+            if fault:
+                await self._refuse(label, scope, sealing, fault)
+            progress.blobs += 1
+            progress.nbytes += sealing.placed.length
+        rooms.metrics.scrubbed.labels(label).inc(total)
+
+    async def _read(self, label: str, scope: Scope, piece: Sequence[Sealing], room: memoryview) -> list[_Read]:
+        """Read blobs into `room`, one behind the other."""
+        read, at = [], 0
+        for sealing in piece:
+            one = _Read(sealing, room[at : at + sealing.placed.length])
+            at += sealing.placed.length
+            try:
+                await self._rooms.tiers[label].get_into(blob_name(scope.namespace, sealing.placed.blob_id), one.sealed)
+            except (BlobMissing, BlobDamaged) as error:
+                one.fault = type(error).__name__
+            read.append(one)
+        return read
 
     async def _refuse(self, label: str, scope: Scope, one: Sealing, reason: str) -> None:
         """What is not whole is not read from there again, unless its row has changed since; many are not believed."""
@@ -210,16 +237,40 @@ class Scrub:
         rooms.metrics.refused_blobs.labels(label, reason).inc(done.count)
 
 
-def _fault(data_key: SecretBytes, address: BlobAddress, one: Sealing, sealed: memoryview, window: Window) -> str:
-    """In a worker thread: the check that the blob does not pass; empty when it is whole. The plaintext is zeroed here.
+def _pieces(page: Sequence[Sealing], most: float) -> Iterator[list[Sealing]]:
+    """What is read and opened together: one blob, or several of `most` bytes in all."""
+    piece: list[Sealing] = []
+    nbytes = 0
+    for one in page:
+        if piece and nbytes + one.placed.length > most:
+            yield piece
+            piece, nbytes = [], 0
+        piece.append(one)
+        nbytes += one.placed.length
+    if piece:
+        yield piece
 
-    The error itself ends here, since it holds the memory in which it arose.
-    """
+
+def _faults(scope: Scope, keys: NamespaceKeys, read: Sequence[_Read], window: Window) -> list[str]:
+    """In a worker thread: of each blob the check that it does not pass, or nothing. The plaintext is zeroed here."""
+    found, at = [], 0
+    for one in read:
+        until = at + one.sealing.length
+        with window.view[at:until] as plain:
+            found.append(one.fault or _fault(scope, keys, one, plain))
+        at = until
+    window.wipe()
+    return found
+
+
+def _fault(scope: Scope, keys: NamespaceKeys, one: _Read, plain: memoryview) -> str:
+    """The error itself ends here, since it holds the memory in which it arose."""
+    of = one.sealing
     try:
-        open_sealed(data_key, address, one.salt, Sealed(one.chunk_id, one.tag_root), sealed, window.view)
+        data_key, expected = keys.data_key(of.epoch), Sealed(of.chunk_id, of.tag_root)
+        open_sealed(data_key, _address(scope, of), of.salt, expected, one.sealed, plain)
     except SealBroken as error:
         return error.reason
-    window.wipe()
     return ""
 
 

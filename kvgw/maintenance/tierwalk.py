@@ -43,6 +43,8 @@ class Ownerless:
 
 
 Sighting: TypeAlias = Dangling | Ownerless
+_Page: TypeAlias = defaultdict[UUID, dict[bytes, BlobInfo]]
+"""Listed blobs, by namespace and blob id."""
 _Known: TypeAlias = defaultdict[UUID, dict[bytes, int]]
 """By namespace: blob id → length, of listed blobs that have a row."""
 
@@ -79,25 +81,24 @@ class TierWalk:
     def _node(self) -> str:
         return self.rooms.placement_node(self.label)
 
-    async def _listed(self, low: int, high: int) -> AsyncIterator[list[BlobInfo]]:
+    async def _listed(self, low: int, high: int) -> AsyncIterator[_Page]:
         """The listing in pages: blobs whose id begins with a byte from `low` up to, not including, `high`."""
-        page: list[BlobInfo] = []
+        page, count = _Page(dict), 0
         async for info in self.rooms.tiers[self.label].scan():
-            if low <= parse_name(info.name)[1][0] < high:
-                page.append(info)
-                self.blobs += 1
+            namespace, blob_id = parse_name(info.name)
+            if low <= blob_id[0] < high:
+                page[namespace][blob_id] = info
+                count += 1
                 await self._pauses.between()
-            if len(page) == PAGE:
+            if count == PAGE:
+                self.blobs += count
                 yield page
-                page = []
+                page, count = _Page(dict), 0
+        self.blobs += count
         yield page
 
-    async def _without_row(self, page: Sequence[BlobInfo]) -> AsyncIterator[Ownerless]:
-        by_namespace: defaultdict[UUID, dict[bytes, BlobInfo]] = defaultdict(dict)
-        for info in page:
-            namespace, blob_id = parse_name(info.name)
-            by_namespace[namespace][blob_id] = info
-        for namespace, blobs in by_namespace.items():
+    async def _without_row(self, page: _Page) -> AsyncIterator[Ownerless]:
+        for namespace, blobs in page.items():
             scope = self.scopes.get(namespace)
             known = await self._rows_of(scope, blobs)
             self._known[namespace].update((one, blobs[one].length) for one in known)

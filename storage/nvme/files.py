@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -32,6 +33,8 @@ _CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLO
 
 _FOLDERS_AT_ONCE: Final = 32
 """Directories that one removal holds open."""
+_LISTED_AT_ONCE: Final = 64
+"""Blobs after which a listing lets others have its thread."""
 
 
 class BlobFiles:
@@ -106,9 +109,12 @@ class BlobFiles:
         """All directories that may hold blobs. Raises `OSError`."""
         return blob_directories(self._tree)
 
-    def blobs_in(self, directory: Directory) -> list[BlobInfo]:
-        """The blobs in one directory. Raises `OSError`."""
-        return blobs_in(self._tree, directory)
+    def next_blobs(self, directories: deque[Directory]) -> list[BlobInfo]:
+        """Blobs in the first of `directories`, which it takes away until it has some. Raises `OSError`."""
+        found: list[BlobInfo] = []
+        while directories and len(found) < _LISTED_AT_ONCE:
+            found += blobs_in(self._tree, directories.popleft())
+        return found
 
     def _attempt(self, one: Write, step: Callable[[Write], None]) -> bool:
         """Take a blob a step further; what fails ends here and leaves nothing."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -104,8 +105,9 @@ class NvmeTier:
         await self._carry(self._removals, Removal(doomed))
 
     async def scan(self) -> AsyncIterator[BlobInfo]:
-        for directory in await self._run("list", self._files.directories):
-            for blob in await self._run("list", partial(self._files.blobs_in, directory)):
+        directories = deque(await self._run("list", self._files.directories))
+        while directories:
+            for blob in await self._run("list", partial(self._files.next_blobs, directories)):
                 yield blob
 
     async def aclose(self) -> None:
