@@ -8,15 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
-from sqlalchemy import ColumnElement, Connection, and_, exists, func, or_, select, update
+from sqlalchemy import ColumnElement, Connection, exists, func, or_, select, update
 
 from tenancy import quota
+from tenancy.inspecting_statements import LOOKED_AT, PLACED
 from tenancy.model import Node, Scope
+from tenancy.prepared import owner
 from tenancy.removal import doom_placements, doom_unused, remove_entries
 from tenancy.repair import abandon_unreadable
 from tenancy.schema import UNSETTLED, chunk, entry, kv_format, owned, placement, reservation
+
+ABOVE_ALL: Final = b"\xff" * 17
+"""No blob id is as high."""
 
 Fault = Literal["unreferenced", "headless", "undoomed", "stranded"]
 
@@ -82,8 +87,7 @@ def placed(
     connection: Connection, scope: Scope, tier: str, node: str, after: bytes, until: bytes | None, limit: int
 ) -> list[Placed]:
     """Up to `limit` placements that say ``ok``, by rising blob id: above `after`, below `until`."""
-    below = () if until is None else (placement.c.blob_id < until,)
-    return _read_placed(connection, scope, tier, node, (placement.c.blob_id > after, *below), limit)
+    return _read_placed(connection, scope, tier, node, after, ABOVE_ALL if until is None else until, limit)
 
 
 def sealings(connection: Connection, scope: Scope, tier: str, node: str, after: bytes, limit: int) -> list[Sealing]:
@@ -119,8 +123,10 @@ def sealings(connection: Connection, scope: Scope, tier: str, node: str, after: 
 
 def still_placed(connection: Connection, scope: Scope, tier: str, node: str, seen: Sequence[Placed]) -> list[Placed]:
     """Those of `seen` that are what they were: ``ok``, and not written anew since."""
-    named = (placement.c.blob_id.in_([one.blob_id for one in seen]),)
-    now = set(_read_placed(connection, scope, tier, node, named, len(seen)))
+    if not seen:
+        return []
+    named = [one.blob_id for one in seen]
+    now = set(_read_placed(connection, scope, tier, node, b"", ABOVE_ALL, len(seen), named))
     return [one for one in seen if one in now]
 
 
@@ -172,35 +178,21 @@ def faults(
     among: Sequence[bytes] | None = None,
 ) -> Faults:
     """Look at up to `limit` chunks above blob id `after`, by rising id; `among`: only at these."""
-    of_chunk = (*owned(placement, scope), placement.c.blob_id == chunk.c.blob_id)
-    rows = connection.execute(
-        select(
-            chunk.c.blob_id,
-            chunk.c.state,
-            chunk.c.home_boot,
-            exists(select(1).where(*owned(entry, scope), entry.c.blob_id == chunk.c.blob_id)).label("named"),
-            exists(select(1).where(*of_chunk, placement.c.state == "ok")).label("readable"),
-            exists(select(1).where(*of_chunk, placement.c.state != "doomed")).label("kept"),
-        )
-        .where(
-            *owned(chunk, scope),
-            chunk.c.blob_id > after,
-            *(() if among is None else (chunk.c.blob_id.in_(among),)),
-        )
-        .order_by(chunk.c.blob_id)
-        .limit(limit)
-    ).all()
+    if among is not None and not among:
+        return Faults(0, b"", {})
+    values = {**owner(scope), "after": after, "most": limit}
+    rows = LOOKED_AT.rows(connection, values, *(() if among is None else (among,)))
     alive, found = set(live_boots), dict[bytes, Fault]()
-    for row in rows:
-        if row.state == "live" and not row.named:
-            found[row.blob_id] = "unreferenced"
-        elif row.state == "live" and not row.readable and row.home_boot not in alive:
-            found[row.blob_id] = "stranded"
-        elif row.state == "deleting" and row.named:
-            found[row.blob_id] = "headless"
-        elif row.state == "deleting" and row.kept:
-            found[row.blob_id] = "undoomed"
-    return Faults(len(rows), rows[-1].blob_id if rows else b"", found)
+    for blob_id, state, home_boot, named, readable, kept in rows:
+        if state == "live" and not named:
+            found[blob_id] = "unreferenced"
+        elif state == "live" and not readable and home_boot not in alive:
+            found[blob_id] = "stranded"
+        elif state == "deleting" and named:
+            found[blob_id] = "headless"
+        elif state == "deleting" and kept:
+            found[blob_id] = "undoomed"
+    return Faults(len(rows), rows[-1][0] if rows else b"", found)
 
 
 def mend_chunks(connection: Connection, scope: Scope, blob_ids: Sequence[bytes], now_ms: int) -> Mended:
@@ -259,23 +251,24 @@ def _placed_in(scope: Scope, tier: str, node: str) -> tuple[ColumnElement[bool],
 
 
 def _read_placed(
-    connection: Connection, scope: Scope, tier: str, node: str, which: Sequence[ColumnElement[bool]], limit: int
+    connection: Connection,
+    scope: Scope,
+    tier: str,
+    node: str,
+    after: bytes,
+    below: bytes,
+    limit: int,
+    *among: Sequence[bytes],
 ) -> list[Placed]:
-    rows = connection.execute(
-        select(placement.c.blob_id, chunk.c.sealed_length, placement.c.updated_ms)
-        .join(
-            chunk,
-            and_(
-                chunk.c.tenant_id == placement.c.tenant_id,
-                chunk.c.namespace_id == placement.c.namespace_id,
-                chunk.c.blob_id == placement.c.blob_id,
-            ),
-        )
-        .where(*_placed_in(scope, tier, node), *which)
-        .order_by(placement.c.blob_id)
-        .limit(limit)
-    )
-    return [Placed(row.blob_id, row.sealed_length, row.updated_ms) for row in rows]
+    values = {
+        **owner(scope),
+        "in_tier": tier,
+        "on_node": node,
+        "after": after,
+        "below": below,
+        "most": limit,
+    }
+    return [Placed(*row) for row in PLACED.rows(connection, values, *among)]
 
 
 def _left_writing(scope: Scope, node: Node, before_ms: int) -> tuple[ColumnElement[bool], ...]:

@@ -119,6 +119,7 @@ FINISHED: Final = KeyStatement(
 WHOLE: Final = KeyStatement(
     lambda blob_ids: select(placement.c.blob_id).where(*_these(blob_ids), placement.c.state == _OK)
 )
+KNOWN: Final = KeyStatement(lambda blob_ids: select(placement.c.blob_id).where(*_these(blob_ids)))
 POSTPONED: Final = KeyStatement(
     lambda: (
         update(placement)

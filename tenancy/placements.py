@@ -201,12 +201,5 @@ def outbox_length(connection: Connection, scope: Scope) -> dict[str, tuple[int, 
 
 def known_objects(connection: Connection, scope: Scope, tier: str, node: str, blob_ids: Sequence[bytes]) -> set[bytes]:
     """Those blobs that have any placement in this tier; a blob in a listing that has none is an orphan."""
-    rows = connection.scalars(
-        select(placement.c.blob_id).where(
-            *owned(placement, scope),
-            placement.c.tier == tier,
-            placement.c.node == node,
-            placement.c.blob_id.in_(blob_ids),
-        )
-    )
-    return set(rows)
+    values = {**owner(scope), "in_tier": tier, "on_node": node}
+    return {blob_id for (blob_id,) in statements.KNOWN.rows(connection, values, blob_ids)}

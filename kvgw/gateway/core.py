@@ -223,8 +223,10 @@ class Gateway:
         caller.require(Permission.PUT)
         kv_format = KVFormat.from_canonical(request.canonical)
         fingerprint = format_fingerprint(place.keys.names.fingerprint, request.canonical)
-        description = describe(kv_format, fingerprint, request.canonical)
-        known = await self._rooms.catalog.register_format(place.scope, description, self._rooms.time.now_ms())
+        known = self._directory.known_format(place.scope, fingerprint)
+        if known is None:
+            description = describe(kv_format, fingerprint, request.canonical)
+            known = await self._rooms.catalog.register_format(place.scope, description, self._rooms.time.now_ms())
         if known is None:
             raise RequestRefused("the namespace has too many KV formats; delete some that are not used any more")
         self._directory.remember(place.scope, known)

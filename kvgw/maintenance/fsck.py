@@ -22,7 +22,7 @@ from tenancy.errors import NamespaceUnknown
 from tenancy.inspecting import Fault
 from tenancy.model import Scope
 
-PAGE: Final = 250
+PAGE: Final = 100
 LATE_MS: Final = 600_000
 """A lease that ended so long ago should have been taken up by somebody."""
 STUCK_MS: Final = 3_600_000

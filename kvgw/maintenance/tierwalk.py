@@ -18,7 +18,7 @@ from storage.tier import BlobInfo, blob_name, parse_name
 from tenancy.inspecting import Placed
 from tenancy.model import Scope
 
-PAGE: Final = 250
+PAGE: Final = 100
 SLICE: Final = 100_000
 """Rows that are compared in one pass over the listing."""
 SLICES_MAX: Final = 256
