@@ -87,7 +87,8 @@ class Fsck:
     async def _chunks(self, scope: Scope, report: FsckReport, act: Act | None) -> None:
         """Chunks, entries and placements of a namespace, against the rules that every transaction keeps."""
         rooms, after, pauses = self._rooms, b"", Pauses(self._rooms.clock, self._rooms.turns)
-        while (page := await rooms.catalog.faults(scope, await self._live(), after, PAGE)).looked:
+        live = await self._live()  # whoever comes later is seen when a suspect is looked at again
+        while (page := await rooms.catalog.faults(scope, live, after, PAGE)).looked:
             after = page.last
             report.looked["chunks"] += page.looked
             await pauses.between()
