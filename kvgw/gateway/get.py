@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from uuid import UUID
 
 from kvgw.gateway.ahead import Extra
 from kvgw.gateway.directory import Directory, Place
@@ -11,6 +12,7 @@ from kvgw.gateway.reading import GroupReader
 from kvgw.gateway.rooms import Rooms
 from kvgw.gateway.sources import Source, shared_sources, source_of
 from kvgw.model import GetReply, GetRequest, Hit
+from storage.tier import blob_names
 from tenancy.access import Caller, Permission
 from tenancy.errors import CatalogUnavailable, KeyGone
 from tenancy.model import FormatRow, FoundChunk
@@ -65,7 +67,7 @@ class GetVerb:
     ) -> GroupReader:
         """Deliver what one namespace has of the missing chunks."""
         rooms = self._rooms
-        found = await source.find(rooms.catalog, rooms.time.now_ms())
+        found = await self._find(source)
         try:
             place = await self._directory.reaching(source.place, {one.epoch for one in found.values()})
         except KeyGone:
@@ -78,6 +80,21 @@ class GetVerb:
         )
         await reading.deliver_all()
         return reading
+
+    async def _find(self, source: Source) -> dict[bytes, FoundChunk]:
+        """What is visible of the source's keys: as it was found before, where nothing ended since and all is here."""
+        rooms, scope, keys = self._rooms, source.place.scope, source.keys[0]
+        version, now_ms = rooms.catalog.version(scope.tenant), rooms.time.now_ms()
+        known = rooms.recent.find(scope, version, keys, now_ms)
+        if known is not None and self._all_here(scope.namespace, known):
+            return known
+        found = await source.find(rooms.catalog, now_ms)
+        rooms.recent.remember(scope, version, found)
+        return found
+
+    def _all_here(self, namespace: UUID, found: Mapping[bytes, FoundChunk]) -> bool:
+        holds = self._rooms.staging.holds
+        return all(map(holds, blob_names(namespace, b"".join([one.blob_id for one in found.values()]))))
 
     async def _noted(self, source: Source, reading: GroupReader) -> list[Hit]:
         """What was delivered, with the expiry that it has now."""
@@ -103,4 +120,5 @@ class GetVerb:
             )
         except CatalogUnavailable:
             return {}  # the chunks were read and delivered: they are hits, whose life is merely not extended
+        self._rooms.recent.forget(place.scope, [one.entry_key for one in worn])
         return {one.entry_key: now_ms + one.ttl_ms for one in worn}

@@ -15,6 +15,7 @@ from kvgw.gateway.leases import MatchLeases
 from kvgw.gateway.limiter import Limiter
 from kvgw.gateway.meter import Meter
 from kvgw.gateway.outbox import Outbox
+from kvgw.gateway.recent import RecentRows
 from kvgw.gateway.turns import Turns
 from kvgw.metrics import Metrics
 from kvgw.runtime import Clock, Rng, Workers
@@ -46,6 +47,7 @@ class Rooms:
     backlog: Backlog
     arrivals: Arrivals
     index: MatchIndex
+    recent: RecentRows
     coherence: Coherence | None
     """None: nobody else writes."""
     metrics: Metrics

@@ -18,7 +18,7 @@ from kvgw.errors import Outage, RequestRefused
 from kvgw.gateway.core import Gateway
 from kvgw.model import Durability, Label, Outcome, PutOutcome, Why
 from kvgw.reports import Registered
-from tenancy import removal
+from tenancy import sweep
 from tenancy.errors import CatalogUnavailable
 from tenancy.sealing import sealed_length
 from tests.support.aio import aio
@@ -187,7 +187,7 @@ class GatewayContract:
             keys, payloads = keys_of(3), payloads_of(registered, 3)
             await client.put(registered, keys, payloads)
             # Between the entries, which are gone by then, and their chunks.
-            with mock.patch.object(removal, "doom_unused", _broken), pytest.raises(Outage, match="no"):
+            with mock.patch.object(sweep, "doom_unused", _broken), pytest.raises(Outage, match="no"):
                 await client.delete(registered, keys)
             assert (await read(client, registered, keys))[1] == payloads, "all or nothing"
 

@@ -1,0 +1,214 @@
+"""What is read again is not asked of the catalog again, and never says more than the catalog does (laws 2 and 5)."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from kvgw.errors import RequestRefused
+from kvgw.gateway.recent import RecentRows
+from kvgw.model import Durability, Label
+from tenancy.model import FoundChunk, Scope
+from tests.kvgw.test_coherence_gateways import KEYS, Pair, pair, waits
+from tests.kvgw.test_match_index import CLOSING, END, ENDS
+from tests.support.admin import Admin
+from tests.support.aio import aio
+from tests.support.gateways import House, Kind, format_of, house, keys_of, payloads_of, read
+from tests.support.manual_clock import ManualClock
+from tests.support.several import Footing, on_footing
+
+HERE, THERE = (Scope(UUID(int=1), UUID(int=number)) for number in (1, 2))
+
+
+def row(key: bytes, expires_ms: int = 10) -> FoundChunk:
+    values: dict[str, Any] = dict.fromkeys(FoundChunk._fields, 0)
+    return FoundChunk(**{**values, "entry_key": key, "expires_ms": expires_ms})
+
+
+def rows(*keys: bytes, expires_ms: int = 10) -> dict[bytes, FoundChunk]:
+    return {key: row(key, expires_ms) for key in keys}
+
+
+class Asked:
+    """Counts look-ups in the catalog."""
+
+    def __init__(self, made: House, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        kind = type(made.opened.rooms.catalog)
+        plain = kind.lookup
+
+        async def lookup(catalog: Any, *arguments: Any) -> Any:
+            self.count += 1
+            return await plain(catalog, *arguments)
+
+        monkeypatch.setattr(kind, "lookup", lookup)
+
+
+@aio
+async def test_the_second_read_asks_no_catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with house("embedded", tmp_path / "gw", clock=ManualClock()) as made:
+        client = made.client()
+        registered = await client.register(format_of())
+        payloads = payloads_of(registered, 5)
+        await client.put(registered, keys_of(5), payloads)
+        asked = Asked(made, monkeypatch)
+        for keys, expected in ((keys_of(5), payloads), (keys_of(5), payloads), (keys_of(3), payloads[:3])):
+            assert (await read(client, registered, keys))[1] == expected
+        assert asked.count == 1
+        await read(client, registered, [*keys_of(2), b"another"])
+        assert asked.count == 2, "one key that is not known is enough to ask"
+
+
+@pytest.mark.parametrize("kind", ["embedded", "unix"])
+@pytest.mark.parametrize("end", ENDS)
+@aio
+async def test_law5_what_ended_is_not_read(tmp_path: Path, end: str, kind: Kind) -> None:
+    async with house(kind, tmp_path / "gw", clock=ManualClock(), check=False) as made:
+        admin, client = Admin(made.opened), made.client()
+        registered = await client.register(format_of())
+        keys, payloads = keys_of(4), payloads_of(registered, 4)
+        await client.put(registered, keys, payloads, ttl="1h", labels=[Label("user", "u")])
+        assert (await read(client, registered, keys))[1] == payloads
+        assert len(made.opened.rooms.recent) == 4
+        await END[end](made, admin, client, registered)
+        if end in CLOSING:
+            with pytest.raises(RequestRefused):
+                await read(client, registered, keys)
+        else:
+            assert (await read(client, registered, keys))[1] == [None] * 4, f"law 5: {end}"
+
+
+@aio
+async def test_what_left_staging_is_looked_up_where_it_is_now(tmp_path: Path) -> None:
+    async with house("embedded", tmp_path / "gw", clock=ManualClock()) as made:
+        client = made.client()
+        registered = await client.register(format_of())
+        keys, payloads = keys_of(3), payloads_of(registered, 3)
+        await client.put(registered, keys, payloads, durability=Durability.STAGED)
+        assert (await read(client, registered, keys))[1] == payloads, "remembered as being in staging alone"
+        await made.opened.crew.drain_everywhere()
+        for name in list(made.opened.rooms.staging.names()):
+            made.opened.rooms.staging.drop(name)
+        report, got = await read(client, registered, keys)
+        assert got == payloads and {hit.tier for hit in report.hits} == {"nvme"}
+
+
+@aio
+async def test_a_sliding_life_is_extended_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with house("embedded", tmp_path / "gw", clock=ManualClock()) as made:
+        await Admin(made.opened).own("PATCH", "/tenants/-/namespaces/default", {"sliding_ttl": True})
+        client = made.client()
+        registered = await client.register(format_of())
+        await client.put(registered, keys_of(2), payloads_of(registered, 2), ttl="1h")
+        await read(client, registered, keys_of(2))
+        await made.wait(1800.0)
+        asked = Asked(made, monkeypatch)
+        ends = [(await read(client, registered, keys_of(2)))[0].hits[0].expires_ms for _ in range(3)]
+        assert asked.count == 1, "after the extension, to learn of it"
+        assert ends[0] == ends[1] == ends[2]
+        await made.wait(3000.0)
+        assert None not in (await read(client, registered, keys_of(2)))[1], "it lives past its first hour"
+
+
+@pytest.mark.parametrize("seed", range(3))
+@aio
+async def test_law2_a_storm_of_everything_is_read_as_the_catalog_has_it(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    async with house("embedded", tmp_path / "gw", clock=ManualClock()) as made:
+        client = made.client()
+        registered = await client.register(format_of())
+        keys = keys_of(12)
+        payloads = payloads_of(registered, 12)
+        used = 0
+        for _ in range(120):
+            start = rng.randrange(12)
+            stop = rng.randint(start + 1, 12)
+            match rng.randrange(6):
+                case 0 | 1:
+                    durability = rng.choice([Durability.STAGED, Durability.NVME])
+                    await client.put(registered, keys[start:stop], payloads[start:stop], ttl=60, durability=durability)
+                case 2:
+                    await client.delete(registered, keys[start:stop])
+                case 3:
+                    await made.wait(rng.uniform(1, 30))
+                case 4:
+                    await made.opened.crew.sweep_everywhere()
+                case _:
+                    await made.opened.crew.drain_everywhere()
+            got = (await read(client, registered, keys[start:stop]))[1]
+            used += got.count(None) < len(got)
+            recent, made.opened.rooms.recent._shelves = made.opened.rooms.recent._shelves, type(_shelves(made))()
+            assert got == (await read(client, registered, keys[start:stop]))[1], "law 5"
+            made.opened.rooms.recent._shelves = recent
+        assert used > 20, "nothing was ever there"
+
+
+def _shelves(made: House) -> Any:
+    return made.opened.rooms.recent._shelves
+
+
+@pytest.mark.postgres
+@pytest.mark.s3
+@on_footing
+async def test_law5_what_another_gateway_ended_is_not_read(shared: Footing) -> None:
+    async with pair(shared) as both:
+        payloads = payloads_of(both.registered, len(KEYS))
+
+        async def got() -> list[bytes | None]:
+            return (await read(both.reader, both.registered, KEYS))[1]
+
+        await _until_nobody_is_asked(both, got, payloads)
+        going = asyncio.create_task(both.writer.delete(both.registered, KEYS[2:]))
+        await waits(both.a)
+        assert not going.done(), "the other gateway still reads it from memory"
+        await both.poll()
+        assert await going == 2
+        assert await got() == [*payloads[:2], None, None], "law 5"
+
+
+async def _until_nobody_is_asked(both: Pair, got: Callable[[], Awaitable[list[bytes | None]]], expected: Any) -> None:
+    """On a machine that is busy a lease may be over before it is used."""
+    for _ in range(50):
+        await both.poll()
+        for _ in range(3):
+            before = len(both.asked)
+            assert await got() == expected
+            if len(both.asked) == before:
+                return
+    raise AssertionError("it always asked the catalog")
+
+
+def test_it_is_bounded_and_forgets_what_was_read_longest_ago() -> None:
+    recent = RecentRows(4)
+    recent.remember(HERE, 1, rows(b"a", b"b"))
+    recent.remember(HERE, 1, rows(b"c", b"d"))
+    assert recent.find(HERE, 1, [b"a"], 0) == rows(b"a") and len(recent) == 4
+    recent.remember(HERE, 1, rows(b"e"))
+    assert recent.find(HERE, 1, [b"b"], 0) is None, "the oldest"
+    assert recent.find(HERE, 1, [b"a", b"e"], 0) == rows(b"a", b"e")
+    recent.remember(THERE, 1, rows(b"x", b"y"))
+    assert recent.find(HERE, 1, [b"c"], 0) is None and recent.find(HERE, 1, [b"d"], 0) is None
+    assert recent.find(THERE, 1, [b"x", b"y"], 0) == rows(b"x", b"y") and len(recent) == 4
+
+
+def test_it_holds_under_its_version_and_until_the_expiry_alone() -> None:
+    recent = RecentRows()
+    recent.remember(HERE, None, rows(b"a"))
+    assert len(recent) == 0, "where the version is not known, nothing is kept"
+    recent.remember(HERE, 1, rows(b"a", b"b", expires_ms=10))
+    assert recent.find(HERE, None, [b"a"], 0) is None and recent.find(THERE, 1, [b"a"], 0) is None
+    assert recent.find(HERE, 1, [b"a"], 9) is not None and recent.find(HERE, 1, [b"a"], 10) is None
+    assert recent.find(HERE, 2, [b"a"], 0) is None
+    recent.remember(HERE, 2, rows(b"c"))
+    assert recent.find(HERE, 2, [b"a"], 0) is None and len(recent) == 1, "what another version said is gone"
+    recent.forget(HERE, [b"c", b"none"])
+    recent.forget(THERE, [b"c"])
+    assert len(recent) == 0 and recent.find(HERE, 2, [b"c"], 0) is None
+    recent.remember(HERE, 2, rows(b"d"))
+    assert recent.find(HERE, 2, [b"d"], 0) == rows(b"d")
