@@ -7,7 +7,9 @@ import contextlib
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from typing import Any
 from unittest import mock
+from uuid import UUID
 
 import pytest
 
@@ -15,6 +17,7 @@ from kvgw.errors import RequestRefused
 from kvgw.maintenance import scrub
 from kvgw.maintenance.scrub import ScrubReport, State
 from storage.errors import TierUnavailable
+from storage.staging import Staging
 from tests.kvgw.fsck_contract import ACT, Spot
 from tests.kvgw.fsck_footings import OnPostgresAndS3, OnSqliteAndNvme, clock_now, spot_of
 from tests.kvgw.test_fsck import store
@@ -76,6 +79,28 @@ class ScrubContract:
             assert value("kvgw_scrubbed_bytes_total", {"tier": one.label}) == 4 * length
             assert one.opened.rooms.staging.statistics().windows.used_bytes == 0, "law 7"
             assert await one.hits(4) == 4
+
+    @aio
+    async def test_small_blobs_are_opened_together_within_a_tenants_share(self) -> None:
+        async with self.spot() as one:
+            await one.put(6)
+            sealed = (await one.tier.stat([one.name((await one.blobs())[0])])).popitem()[1]
+            asked: list[int] = []
+            plain = Staging.window
+
+            def window(staging: Staging, tenant: UUID, nbytes: int, timeout_s: float) -> Any:
+                asked.append(nbytes)
+                return plain(staging, tenant, nbytes, timeout_s)
+
+            for share, windows in ((2**30, 1), (4 * 2 * sealed, 3), (sealed, 6)):
+                asked.clear()
+                with (
+                    mock.patch.object(Staging, "window", window),
+                    mock.patch.object(Staging, "window_limit", share),
+                ):
+                    progress = (await scrubbed(one)).tiers[one.label]
+                assert (progress.blobs, progress.skipped, progress.damaged) == (6, 0, 0)
+                assert len(asked) == windows and len({*asked}) == 1
 
     @aio
     async def test_N04_each_damage_is_found_and_quarantined(self) -> None:
