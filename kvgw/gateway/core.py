@@ -238,7 +238,9 @@ class Gateway:
         keys = entry_keys(place.keys.names.entry, kv_format.fingerprint, request.keys)
         ttl_ms = None if request.ttl_ms is None else min(request.ttl_ms, place.namespace.max_ttl_ms)
         now_ms = self._rooms.time.now_ms()
-        return TouchReply(await self._rooms.catalog.extend(place.scope, kv_format.format_id, keys, ttl_ms, now_ms))
+        count = await self._rooms.catalog.extend(place.scope, kv_format.format_id, keys, ttl_ms, now_ms)
+        self._rooms.recent.forget(place.scope, keys)
+        return TouchReply(count)
 
     async def _hold(self, caller: Caller, place: Place, request: HoldRequest) -> HoldReply:
         caller.require(Permission.PUT)
@@ -264,6 +266,7 @@ class Gateway:
             place.scope, kv_format.format_id, keys, act, self._rooms.time.now_ms()
         )
         self._rooms.meter.deleted(place.scope, count)
+        self._rooms.recent.drop(place.scope)
         for blob_id in dead:
             self._rooms.staging.drop(blob_name(place.scope.namespace, blob_id))
         if dead:

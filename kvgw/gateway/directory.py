@@ -18,7 +18,8 @@ from tenancy.naming import format_fingerprint
 from tenancy.policy import may_read
 
 POLICY_SECONDS: Final = 2.0
-"""A change of policy is in force on every gateway after this time. State and epochs are checked by every statement."""
+"""A change of policy is in force on every gateway after this time. State and epochs are checked by every statement, and
+change the version under which anything is answered from memory."""
 
 REMEMBERED_MAX: Final = 16_384
 

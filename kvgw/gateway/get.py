@@ -87,9 +87,12 @@ class GetVerb:
         version, now_ms = rooms.catalog.version(scope.tenant), rooms.time.now_ms()
         known = rooms.recent.find(scope, version, keys, now_ms)
         if known is not None and self._all_here(scope.namespace, known):
-            return known
+            worn = source.place.namespace.sliding_ttl and any(_is_worn(one, now_ms) for one in known.values())
+            if not worn:  # how long a life is made is the row's to say, as it is now
+                return known
         found = await source.find(rooms.catalog, now_ms)
-        rooms.recent.remember(scope, version, found)
+        if rooms.catalog.version(scope.tenant) == version:
+            rooms.recent.remember(scope, version, found, now_ms)
         return found
 
     def _all_here(self, namespace: UUID, found: Mapping[bytes, FoundChunk]) -> bool:
@@ -111,7 +114,7 @@ class GetVerb:
         self._rooms.backlog.note_hits(place.scope, kv_format.format_id, [one.entry_key for one in hits], now_ms)
         if not place.namespace.sliding_ttl:
             return {}
-        worn = [one for one in hits if 4 * (one.expires_ms - now_ms) < 3 * one.ttl_ms]
+        worn = [one for one in hits if _is_worn(one, now_ms)]
         if not worn:
             return {}
         try:
@@ -122,3 +125,8 @@ class GetVerb:
             return {}  # the chunks were read and delivered: they are hits, whose life is merely not extended
         self._rooms.recent.forget(place.scope, [one.entry_key for one in worn])
         return {one.entry_key: now_ms + one.ttl_ms for one in worn}
+
+
+def _is_worn(one: FoundChunk, now_ms: int) -> bool:
+    """Less than three quarters of its life are left."""
+    return 4 * (one.expires_ms - now_ms) < 3 * one.ttl_ms

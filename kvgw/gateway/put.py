@@ -93,6 +93,7 @@ class PutVerb:
 
     def _metered(self, batch: Batch, kv_format: FormatRow, reply: PutReply) -> PutReply:
         self._rooms.meter.wrote(batch, reply.outcomes, kv_format)
+        self._rooms.recent.forget(batch.scope, batch.entry_keys)  # what was there may live longer now
         return reply
 
     def _batch(self, caller: Caller, place: Place, kv_format: FormatRow, request: PutRequest) -> Batch:

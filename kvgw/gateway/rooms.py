@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvgw.fence import Fence
 from kvgw.gateway.arrivals import Arrivals
@@ -47,7 +47,6 @@ class Rooms:
     backlog: Backlog
     arrivals: Arrivals
     index: MatchIndex
-    recent: RecentRows
     coherence: Coherence | None
     """None: nobody else writes."""
     metrics: Metrics
@@ -65,6 +64,7 @@ class Rooms:
     workers: Workers
     signer: Signer
     witness: Witness
+    recent: RecentRows = field(default_factory=RecentRows)
 
     def placement_node(self, tier: str) -> str:
         """The node in a placement of this tier: this one for its own disk, none for what all nodes share."""

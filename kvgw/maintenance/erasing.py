@@ -139,6 +139,7 @@ class Erasing:
         """No row is left, so nothing is filled anew: let go of what is in memory, on disk and in the bucket."""
         rooms = self._rooms
         wanted = await self.lookout.wanted(job)
+        rooms.recent.drop(job.scope)
         for name in rooms.staging.names():
             if wanted.means(name):
                 rooms.staging.drop(name)

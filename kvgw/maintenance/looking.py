@@ -26,7 +26,8 @@ ONE_BY_ONE_MAX: Final = 256
 """Up to so many blobs are looked for by name; beyond it the whole namespace is listed once."""
 
 STAGING_METHOD: Final = (
-    "every slot with its blob's name; memory given back before holds sealed bytes without a name, which do not open"
+    "every slot with its blob's name, every row that reads remember; memory given back before holds sealed bytes "
+    "without a name, which do not open"
 )
 CATALOG_METHOD: Final = "rows counted anew: chunks with their salts, placements, and for a namespace every other table"
 KEYS_METHOD: Final = "asked the key store, which says that the key was destroyed"
@@ -130,8 +131,8 @@ class Lookout:
                     yield trace
 
     def _memory(self, wanted: Wanted) -> Look:
-        held = [name for name in self._rooms.staging.names() if wanted.means(name)]
-        return self._look("staging", STAGING_METHOD, held)
+        names = *self._rooms.staging.names(), *self._rooms.recent.names()
+        return self._look("staging", STAGING_METHOD, [name for name in names if wanted.means(name)])
 
     async def _keys(self, scope: Scope) -> Look:
         gone = await self._rooms.keyring.is_gone(scope)

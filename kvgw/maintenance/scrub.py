@@ -73,6 +73,7 @@ class _Read:
     sealing: Sealing
     sealed: memoryview
     fault: str = ""
+    looked_at: bool = True
 
 
 class Scrub:
@@ -185,19 +186,28 @@ class Scrub:
             self._buffer = bytearray(total)
         with memoryview(self._buffer)[:total] as sealed:
             read = await self._read(label, scope, piece, sealed)
-            try:
-                nbytes = sum(one.length for one in piece)
-                async with rooms.staging.window(scope.tenant, nbytes, WINDOW_SECONDS) as window:
-                    faults = await rooms.workers.run(lambda: _faults(scope, keys, read, window))
-            except StagingBusy:
-                progress.skipped += len(piece)
+            await self._open(scope, [one for one in read if not one.fault], keys)
+        for one in read:
+            if one.fault:
+                await self._refuse(label, scope, one.sealing, one.fault)
+            if self.report.state != "running":  # too much is wrong: the others are not touched
                 return
-        for sealing, fault in zip(piece, faults, strict=True):
-            if fault:
-                await self._refuse(label, scope, sealing, fault)
-            progress.blobs += 1
-            progress.nbytes += sealing.placed.length
-        rooms.metrics.scrubbed.labels(label).inc(total)
+            progress.blobs += one.looked_at
+            progress.skipped += not one.looked_at
+            progress.nbytes += one.sealing.placed.length * one.looked_at
+            rooms.metrics.scrubbed.labels(label).inc(one.sealing.placed.length * one.looked_at)
+
+    async def _open(self, scope: Scope, read: Sequence[_Read], keys: NamespaceKeys) -> None:
+        """Note the fault of each; what cannot be opened for want of memory, or of its key, was not looked at."""
+        nbytes = sum(one.sealing.length for one in read)
+        if not nbytes:
+            return
+        try:
+            async with self._rooms.staging.window(scope.tenant, nbytes, WINDOW_SECONDS) as window:
+                await self._rooms.workers.run(lambda: _note_faults(scope, keys, read, window))
+        except (StagingBusy, KeyUnavailable):
+            for one in read:
+                one.looked_at = bool(one.fault)
 
     async def _read(self, label: str, scope: Scope, piece: Sequence[Sealing], room: memoryview) -> list[_Read]:
         """Read blobs into `room`, one behind the other."""
@@ -251,16 +261,15 @@ def _pieces(page: Sequence[Sealing], most: float) -> Iterator[list[Sealing]]:
         yield piece
 
 
-def _faults(scope: Scope, keys: NamespaceKeys, read: Sequence[_Read], window: Window) -> list[str]:
-    """In a worker thread: of each blob the check that it does not pass, or nothing. The plaintext is zeroed here."""
-    found, at = [], 0
+def _note_faults(scope: Scope, keys: NamespaceKeys, read: Sequence[_Read], window: Window) -> None:
+    """In a worker thread: the check that each does not pass, if there is one. The plaintext is zeroed here."""
+    at = 0
     for one in read:
         until = at + one.sealing.length
         with window.view[at:until] as plain:
-            found.append(one.fault or _fault(scope, keys, one, plain))
+            one.fault = _fault(scope, keys, one, plain)
         at = until
     window.wipe()
-    return found
 
 
 def _fault(scope: Scope, keys: NamespaceKeys, one: _Read, plain: memoryview) -> str:

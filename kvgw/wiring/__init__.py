@@ -24,7 +24,6 @@ from kvgw.gateway.leases import MatchLeases
 from kvgw.gateway.limiter import Limiter
 from kvgw.gateway.meter import Meter
 from kvgw.gateway.outbox import Outbox
-from kvgw.gateway.recent import RecentRows
 from kvgw.gateway.rooms import Rooms
 from kvgw.gateway.turns import Turns
 from kvgw.maintenance.crew import Crew, Pace
@@ -149,7 +148,6 @@ async def opened(
             disk_room=DiskRoom(world.clock),
             arrivals=Arrivals(),
             index=MatchIndex(settings.catalog.match_index_bytes),
-            recent=RecentRows(),
             coherence=coherence_of(stack, database, catalog.node, world.clock, time, fence, metrics),
             metrics=metrics,
             meter=meter,

@@ -35,6 +35,8 @@ _FOLDERS_AT_ONCE: Final = 32
 """Directories that one removal holds open."""
 _LISTED_AT_ONCE: Final = 64
 """Blobs after which a listing lets others have its thread."""
+_LISTED_FOLDERS: Final = 16
+"""Directories after which it does so too."""
 
 
 class BlobFiles:
@@ -110,10 +112,11 @@ class BlobFiles:
         return blob_directories(self._tree)
 
     def next_blobs(self, directories: deque[Directory]) -> list[BlobInfo]:
-        """Blobs in the first of `directories`, which it takes away until it has some. Raises `OSError`."""
+        """Blobs in the first few of `directories`, which it takes away. Raises `OSError`."""
         found: list[BlobInfo] = []
-        while directories and len(found) < _LISTED_AT_ONCE:
-            found += blobs_in(self._tree, directories.popleft())
+        for _ in range(min(len(directories), _LISTED_FOLDERS)):
+            if len(found) < _LISTED_AT_ONCE:
+                found += blobs_in(self._tree, directories.popleft())
         return found
 
     def _attempt(self, one: Write, step: Callable[[Write], None]) -> bool:

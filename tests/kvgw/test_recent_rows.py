@@ -12,7 +12,7 @@ from uuid import UUID
 import pytest
 
 from kvgw.errors import RequestRefused
-from kvgw.gateway.recent import RecentRows
+from kvgw.gateway.recent import KEPT_MS, RecentRows
 from kvgw.model import Durability, Label
 from tenancy.model import FoundChunk, Scope
 from tests.kvgw.test_coherence_gateways import KEYS, Pair, pair, waits
@@ -28,7 +28,7 @@ HERE, THERE = (Scope(UUID(int=1), UUID(int=number)) for number in (1, 2))
 
 def row(key: bytes, expires_ms: int = 10) -> FoundChunk:
     values: dict[str, Any] = dict.fromkeys(FoundChunk._fields, 0)
-    return FoundChunk(**{**values, "entry_key": key, "expires_ms": expires_ms})
+    return FoundChunk(**{**values, "entry_key": key, "expires_ms": expires_ms, "blob_id": bytes(16), "on_nvme": True})
 
 
 def rows(*keys: bytes, expires_ms: int = 10) -> dict[bytes, FoundChunk]:
@@ -77,6 +77,8 @@ async def test_law5_what_ended_is_not_read(tmp_path: Path, end: str, kind: Kind)
         assert (await read(client, registered, keys))[1] == payloads
         assert len(made.opened.rooms.recent) == 4
         await END[end](made, admin, client, registered)
+        if end == "delete":
+            assert made.opened.rooms.recent.names() == [], "law 5: not even its salts"
         if end in CLOSING:
             with pytest.raises(RequestRefused):
                 await read(client, registered, keys)
@@ -85,18 +87,57 @@ async def test_law5_what_ended_is_not_read(tmp_path: Path, end: str, kind: Kind)
 
 
 @aio
-async def test_what_left_staging_is_looked_up_where_it_is_now(tmp_path: Path) -> None:
+async def test_what_staging_alone_has_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It moves without a new version: its row would say that no tier has it."""
     async with house("embedded", tmp_path / "gw", clock=ManualClock()) as made:
         client = made.client()
         registered = await client.register(format_of())
         keys, payloads = keys_of(3), payloads_of(registered, 3)
+        rooms = made.opened.rooms
         await client.put(registered, keys, payloads, durability=Durability.STAGED)
-        assert (await read(client, registered, keys))[1] == payloads, "remembered as being in staging alone"
+        found = await rooms.catalog.lookup((await made.place()).scope, [1], [], 0)
+        rooms.recent.remember((await made.place()).scope, 1, found | {b"k": row(b"k")._replace(on_nvme=False)}, 0)
+        assert len(rooms.recent) == 0
         await made.opened.crew.drain_everywhere()
-        for name in list(made.opened.rooms.staging.names()):
-            made.opened.rooms.staging.drop(name)
+        for _ in range(2):
+            assert (await read(client, registered, keys))[1] == payloads
+        holds = type(rooms.staging).holds
+
+        def gone_then(staging: Any, name: str) -> bool:
+            there = holds(staging, name)
+            staging.drop(name)  # in the moment after it was seen
+            return there
+
+        monkeypatch.setattr(type(rooms.staging), "holds", gone_then)
         report, got = await read(client, registered, keys)
         assert got == payloads and {hit.tier for hit in report.hits} == {"nvme"}
+
+
+@aio
+async def test_a_life_that_was_changed_is_reported_as_it_is(tmp_path: Path) -> None:
+    async with house("embedded", tmp_path / "gw", clock=ManualClock()) as made:
+        await Admin(made.opened).own("PATCH", "/tenants/-/namespaces/default", {"sliding_ttl": True})
+        client = made.client()
+        registered = await client.register(format_of())
+        keys, payloads = keys_of(2), payloads_of(registered, 2)
+
+        async def lives() -> float:
+            hit = (await read(client, registered, keys))[0].hits[0]
+            return (hit.expires_ms - made.opened.rooms.time.now_ms()) / 1000
+
+        await client.put(registered, keys, payloads, ttl="1h")
+        assert await lives() == pytest.approx(3600, abs=1)
+        await client.touch(registered, keys, ttl="2h")
+        assert await lives() == pytest.approx(7200, abs=1)
+        await made.wait(7000.0)
+        await client.put(registered, keys, payloads, ttl="10m")
+        for _ in range(3):
+            assert await lives() == pytest.approx(600, abs=1), "the shorter life is what is made longer now"
+        scope = (await made.place()).scope
+        entries = list(made.opened.rooms.recent._shelves[scope].rows)
+        await made.opened.rooms.catalog.extend(scope, 1, entries, 3_600_000, made.opened.rooms.time.now_ms())
+        await made.wait(6.0)
+        assert await lives() > 3000, "what another gateway did is seen after seconds"
 
 
 @aio
@@ -110,7 +151,7 @@ async def test_a_sliding_life_is_extended_once(tmp_path: Path, monkeypatch: pyte
         await made.wait(1800.0)
         asked = Asked(made, monkeypatch)
         ends = [(await read(client, registered, keys_of(2)))[0].hits[0].expires_ms for _ in range(3)]
-        assert asked.count == 1, "after the extension, to learn of it"
+        assert asked.count == 2, "to extend what the row says now, and to learn of the extension"
         assert ends[0] == ends[1] == ends[2]
         await made.wait(3000.0)
         assert None not in (await read(client, registered, keys_of(2)))[1], "it lives past its first hour"
@@ -184,31 +225,57 @@ async def _until_nobody_is_asked(both: Pair, got: Callable[[], Awaitable[list[by
     raise AssertionError("it always asked the catalog")
 
 
+@aio
+async def test_law5_a_deletion_that_overtakes_a_look_up_leaves_no_row_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with house("embedded", tmp_path / "gw", clock=ManualClock()) as made:
+        client = made.client()
+        registered = await client.register(format_of())
+        await client.put(registered, keys_of(2), payloads_of(registered, 2))
+        kind = type(made.opened.rooms.catalog)
+        plain = kind.lookup
+
+        async def overtaken(catalog: Any, *arguments: Any) -> Any:
+            found = await plain(catalog, *arguments)
+            await client.delete(registered, keys_of(2))
+            return found
+
+        monkeypatch.setattr(kind, "lookup", overtaken)
+        await read(client, registered, keys_of(2))
+        assert made.opened.rooms.recent.names() == []
+
+
 def test_it_is_bounded_and_forgets_what_was_read_longest_ago() -> None:
     recent = RecentRows(4)
-    recent.remember(HERE, 1, rows(b"a", b"b"))
-    recent.remember(HERE, 1, rows(b"c", b"d"))
+    recent.remember(HERE, 1, rows(b"a", b"b"), 0)
+    recent.remember(HERE, 1, rows(b"c", b"d"), 0)
     assert recent.find(HERE, 1, [b"a"], 0) == rows(b"a") and len(recent) == 4
-    recent.remember(HERE, 1, rows(b"e"))
+    recent.remember(HERE, 1, rows(b"e"), 0)
     assert recent.find(HERE, 1, [b"b"], 0) is None, "the oldest"
     assert recent.find(HERE, 1, [b"a", b"e"], 0) == rows(b"a", b"e")
-    recent.remember(THERE, 1, rows(b"x", b"y"))
+    recent.remember(THERE, 1, rows(b"x", b"y"), 0)
     assert recent.find(HERE, 1, [b"c"], 0) is None and recent.find(HERE, 1, [b"d"], 0) is None
     assert recent.find(THERE, 1, [b"x", b"y"], 0) == rows(b"x", b"y") and len(recent) == 4
 
 
 def test_it_holds_under_its_version_and_until_the_expiry_alone() -> None:
     recent = RecentRows()
-    recent.remember(HERE, None, rows(b"a"))
+    recent.remember(HERE, None, rows(b"a"), 0)
     assert len(recent) == 0, "where the version is not known, nothing is kept"
-    recent.remember(HERE, 1, rows(b"a", b"b", expires_ms=10))
+    recent.remember(HERE, 1, rows(b"a", b"b", expires_ms=10), 0)
     assert recent.find(HERE, None, [b"a"], 0) is None and recent.find(THERE, 1, [b"a"], 0) is None
     assert recent.find(HERE, 1, [b"a"], 9) is not None and recent.find(HERE, 1, [b"a"], 10) is None
-    assert recent.find(HERE, 2, [b"a"], 0) is None
-    recent.remember(HERE, 2, rows(b"c"))
+    assert recent.find(HERE, 2, [b"a"], 0) is None and recent.names() == []
+    recent.remember(HERE, 2, rows(b"c"), 0)
     assert recent.find(HERE, 2, [b"a"], 0) is None and len(recent) == 1, "what another version said is gone"
     recent.forget(HERE, [b"c", b"none"])
     recent.forget(THERE, [b"c"])
     assert len(recent) == 0 and recent.find(HERE, 2, [b"c"], 0) is None
-    recent.remember(HERE, 2, rows(b"d"))
+    recent.remember(HERE, 2, rows(b"d"), 0)
     assert recent.find(HERE, 2, [b"d"], 0) == rows(b"d")
+    recent.remember(HERE, 2, rows(b"e", expires_ms=10**6), KEPT_MS - 1)
+    assert recent.find(HERE, 2, [b"e"], KEPT_MS - 1) is not None
+    assert recent.find(HERE, 2, [b"e"], KEPT_MS) is None, "all are read again after seconds"
+    recent.remember(HERE, 2, rows(b"f", expires_ms=10**6), KEPT_MS)
+    assert recent.find(HERE, 2, [b"f"], 0) is None, "the clock was set back"
