@@ -108,8 +108,9 @@ class Turns:
 
     def _tire(self) -> None:
         self._timer = None
-        late = asyncio.get_running_loop().time() - PATIENCE_SECONDS
-        for turn in [turn for turn, since in self._working.items() if since <= late]:
+        now = asyncio.get_running_loop().time()
+        # The sum by which the timer was set: rounded otherwise, it could be due and nobody late, again and again.
+        for turn in [turn for turn, since in self._working.items() if since + PATIENCE_SECONDS <= now]:
             self.end(turn)
         self._advance()
 

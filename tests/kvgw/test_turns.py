@@ -248,3 +248,17 @@ async def test_I16_who_was_alone_for_long_owes_nobody_anything() -> None:
         await asyncio.sleep(0)
     await asyncio.gather(*tasks)
     assert order[:6].count(alone) >= 2, "an idle tenant saves up nothing"
+
+
+@aio
+async def test_a_place_is_lost_at_the_very_moment_for_which_the_timer_was_set() -> None:
+    """Found by the simulation: where the sum is rounded, the timer was due and nobody late, again and again."""
+    patience = module.PATIENCE_SECONDS
+    since = next(at for at in (step / 10 for step in range(10_000)) if (at + patience) - patience < at)
+    crowd = Crowd(1)
+    await crowd.come(LOUD)
+    crowd.turns._working = dict.fromkeys(crowd.turns._working, since)
+    with mock.patch.object(asyncio.get_running_loop(), "time", lambda: since + patience):
+        crowd.turns._tire()
+    assert crowd.turns.working == 0
+    await crowd.end_all()
