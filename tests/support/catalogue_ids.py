@@ -143,7 +143,7 @@ FIGURES: dict[str, str] = {
     "96 → 60, threads 9 → 9, 0 wrong, 0 outages",
     "L03": "78 to 95 % of the peak at 0.8 to 2.8 times its p99 (eight runs, seven of them within 80 % and 3)",
     "L02": "4,000 → 1,000,000 rows: a look-up 0.15 → 0.20 ms (p99 2.0), a page of 500 expired 53 → 220 ms",
-    "L06": "an order every quarter of a second: p99 × 1.09 and 1.23; 1.30 to 1.63 in twelve runs just before, one of them over 1.5",
+    "L06": "four orders a second: p99 × 1.09, 1.23; in twelve runs before 1.30 to 1.63, one over 1.5",
     "L07": "186 mutants tried: 169 killed, 10 more by tests that were written for it, 7 known to survive; see the end",
     "L08": "sealing, quota, putting, births, removal, sweep, shares 100 %; pool 99.5, residents 98.7, placements 98.5, "
     "staging 97.6",
