@@ -1,10 +1,14 @@
 """Small objects under names of the caller's choosing, in the same bucket but outside the blobs' prefix.
 
-For what must be shared by all gateways and is no blob: wrapped namespace keys. A few hundred bytes each.
+For what must be shared by all gateways and is no blob: wrapped namespace keys. A few hundred bytes each. They are
+replaced in place, so each goes with a digest that the server checks: some take an upload that ended early for an empty
+object.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
 from collections.abc import AsyncIterator
 from typing import Final, Self
@@ -63,7 +67,7 @@ class S3Objects:
         """Write the object, replacing one that is there."""
         key = self._key(name)
         async with self._connection.request(f"write {key}") as client:
-            await client.put_object(**self._connection.bucket, Key=key, Body=data)
+            await client.put_object(**self._connection.bucket, Key=key, Body=data, ContentMD5=_digest(data))
 
     async def put_first(self, name: str, data: bytes) -> bool:
         """Write the object unless there is one; False when there is.
@@ -73,7 +77,9 @@ class S3Objects:
         key = self._key(name)
         async with self._connection.request(f"write {key}") as client:
             try:
-                await client.put_object(**self._connection.bucket, Key=key, Body=data, IfNoneMatch="*")
+                await client.put_object(
+                    **self._connection.bucket, Key=key, Body=data, ContentMD5=_digest(data), IfNoneMatch="*"
+                )
             except ClientError as error:
                 if code_of(error) in _EXISTS:
                     return False
@@ -116,3 +122,8 @@ class S3Objects:
         if _NAME.fullmatch(name) is None:
             raise ValueError(f"{name!r} is not an object name")
         return f"{self._connection.options.prefix}{name}"
+
+
+def _digest(data: bytes) -> str:
+    """What every S3 server holds an object against before it takes it."""
+    return base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
+from urllib.parse import urlsplit
 from uuid import UUID, uuid4
 
 import pytest
@@ -153,3 +156,52 @@ async def test_a_store_that_does_not_answer_says_nothing_about_the_key() -> None
         await store.read(NAMESPACE)
     await store.destroy(NAMESPACE)
     assert objects.held == {f"{NAMESPACE}.gone": b""}, "asked again, it is erased"
+
+
+@pytest.mark.s3
+@aio
+async def test_an_upload_that_ends_early_leaves_the_key_as_it_was(seaweed: S3Server, tmp_path: Path) -> None:
+    """A gateway that is killed between the headers and the body; this server takes it for an empty object."""
+    target = urlsplit(seaweed.endpoint)
+    cuts, links = False, set[asyncio.Task[Any] | None]()
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        links.add(asyncio.current_task())
+        there, to = await asyncio.open_connection(target.hostname, target.port)
+        back = asyncio.create_task(_pump(there, writer))
+        while data := await reader.read(65536):
+            if cuts:
+                to.write(data[: data.index(b"\r\n\r\n") + 4].replace(b"Expect: 100-continue\r\n", b""))
+                break
+            to.write(data)
+        to.write_eof()
+        await back
+        to.close()
+        await to.wait_closed()
+
+    async with await asyncio.start_server(relay, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        (tmp_path / "secret").write_text(seaweed.secret_key)
+        settings = S3Settings(
+            bucket=seaweed.bucket,
+            endpoint=f"http://127.0.0.1:{port}",
+            addressing="path",
+            access_key_id=seaweed.access_key,
+            secret_access_key_file=str(tmp_path / "secret"),
+        )
+        options = replace(s3_options(settings), prefix=f"keys-{uuid4()}/", attempts_max=1, request_timeout_s=5.0)
+        async with S3Objects(options) as objects:
+            await objects.put("generation", b"12")
+            cuts = True
+            with pytest.raises(TierUnavailable):
+                await objects.put("generation", b"13")
+            cuts = False
+            assert await objects.get("generation") == b"12"
+        await asyncio.wait_for(asyncio.gather(*filter(None, links)), 20)
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(65536):
+        writer.write(data)
+    writer.close()
+    await writer.wait_closed()
