@@ -27,8 +27,8 @@ from kvgw.model import Label, PutOutcome
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "demo"))
 
 CHUNK = 4096
-WAIT = "60"
-"""Seconds that a receipt may take."""
+WAIT = "150"
+"""Seconds that a receipt may take: a write that is under way when its chunk is deleted keeps its lease of two minutes."""
 
 MODEL = kvgw.KVFormat(
     model="example/model",
