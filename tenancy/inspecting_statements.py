@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from sqlalchemy import BigInteger, Select, String, and_, bindparam, exists, literal_column, select
+from sqlalchemy import BigInteger, Select, and_, bindparam, exists, select
 
 from tenancy.prepared import KeyStatement, Parameters, bound
-from tenancy.schema import chunk, entry, placement
-
-# Literals: SQLite prepares a statement anew in each execution when a bound value could decide whether an index fits.
-_OK: Final = literal_column("'ok'", String)
-_DOOMED: Final = literal_column("'doomed'", String)
+from tenancy.schema import chunk, entry, placement, states
 
 
 def _looked_at(*among: Parameters) -> Select[Any]:
@@ -22,8 +18,8 @@ def _looked_at(*among: Parameters) -> Select[Any]:
             chunk.c.state,
             chunk.c.home_boot,
             exists(select(1).where(*bound(entry), entry.c.blob_id == chunk.c.blob_id)).label("named"),
-            exists(select(1).where(*of_chunk, placement.c.state == _OK)).label("readable"),
-            exists(select(1).where(*of_chunk, placement.c.state != _DOOMED)).label("kept"),
+            exists(select(1).where(*of_chunk, placement.c.state == states.OK)).label("readable"),
+            exists(select(1).where(*of_chunk, placement.c.state != states.DOOMED)).label("kept"),
         )
         .where(
             *bound(chunk),
@@ -44,7 +40,7 @@ def _placed(*among: Parameters) -> Select[Any]:
             *bound(placement),
             placement.c.tier == bindparam("in_tier"),
             placement.c.node == bindparam("on_node"),
-            placement.c.state == _OK,
+            placement.c.state == states.OK,
             placement.c.blob_id > bindparam("after"),
             placement.c.blob_id < bindparam("below"),
             *(placement.c.blob_id.in_(blob_ids) for blob_ids in among),

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import Connection, Select, and_, bindparam, exists, func, literal_column, or_, select
+from sqlalchemy import Connection, Select, and_, bindparam, exists, func, or_, select
 
 from tenancy.model import Node, Scope
 from tenancy.prepared import KeyStatement, Parameters, bound, owner
-from tenancy.schema import UNSETTLED, chunk, owned, placement, reservation
+from tenancy.schema import UNSETTLED, chunk, owned, placement, reservation, states
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ def _states(blob_ids: Parameters) -> Select[Any]:
         select(1).where(
             *bound(placement),
             placement.c.blob_id == chunk.c.blob_id,
-            placement.c.state.in_([literal_column("'due'"), literal_column("'writing'")]),
-            or_(placement.c.tier == literal_column("'s3'"), placement.c.node == bindparam("here")),
+            placement.c.state.in_([states.DUE, states.WRITING]),
+            or_(placement.c.tier == states.S3, placement.c.node == bindparam("here")),
         )
     )
     return select(chunk.c.blob_id, chunk.c.state, due).where(*bound(chunk), chunk.c.blob_id.in_(blob_ids))
@@ -65,11 +65,11 @@ OWN: Final = KeyStatement(
         )
         .where(
             *bound(placement),
-            placement.c.state.in_([literal_column("'due'"), literal_column("'writing'")]),
+            placement.c.state.in_([states.DUE, states.WRITING]),
             UNSETTLED,
             or_(
                 placement.c.node == bindparam("here"),
-                and_(placement.c.tier == literal_column("'s3'"), chunk.c.home_node == bindparam("here")),
+                and_(placement.c.tier == states.S3, chunk.c.home_node == bindparam("here")),
             ),
         )
         .group_by(placement.c.tier)

@@ -8,12 +8,10 @@ from sqlalchemy import (
     BigInteger,
     ColumnElement,
     Select,
-    String,
     and_,
     bindparam,
     delete,
     exists,
-    literal_column,
     null,
     or_,
     select,
@@ -21,19 +19,15 @@ from sqlalchemy import (
 )
 
 from tenancy.prepared import KeyStatement, Parameters, bound
-from tenancy.schema import UNSETTLED, chunk, placement
+from tenancy.schema import UNSETTLED, chunk, placement, states
 
 _COPY: Final = placement.alias("copy")
-# Literals: SQLite prepares a statement anew in each execution when a bound value could decide whether an index fits.
-_DUE: Final = literal_column("'due'", String)
-_WRITING: Final = literal_column("'writing'", String)
-_OK: Final = literal_column("'ok'", String)
-_NVME: Final = literal_column("'nvme'", String)
-_S3: Final = literal_column("'s3'", String)
 
 
 def _copied(*there: ColumnElement[bool]) -> ColumnElement[bool]:
-    return exists(select(1).where(*bound(_COPY), _COPY.c.blob_id == placement.c.blob_id, _COPY.c.state == _OK, *there))
+    return exists(
+        select(1).where(*bound(_COPY), _COPY.c.blob_id == placement.c.blob_id, _COPY.c.state == states.OK, *there)
+    )
 
 
 def _is_over(until_ms: ColumnElement[int]) -> ColumnElement[bool]:
@@ -45,15 +39,15 @@ def _free() -> Select[Any]:
     at_home = exists(
         select(1).where(*bound(chunk), chunk.c.blob_id == placement.c.blob_id, chunk.c.home_boot == bindparam("boot"))
     )
-    on_nvme = _copied(_COPY.c.tier == _NVME, _COPY.c.node == bindparam("here"))
-    on_s3 = _copied(_COPY.c.tier == _S3)
+    on_nvme = _copied(_COPY.c.tier == states.NVME, _COPY.c.node == bindparam("here"))
+    on_s3 = _copied(_COPY.c.tier == states.S3)
     free = or_(
-        and_(placement.c.state == _DUE, _is_over(placement.c.not_before_ms)),
-        and_(placement.c.state == _WRITING, _is_over(placement.c.lease_ms)),
+        and_(placement.c.state == states.DUE, _is_over(placement.c.not_before_ms)),
+        and_(placement.c.state == states.WRITING, _is_over(placement.c.lease_ms)),
         # The folder is one process's at a time: whoever else began a write into it has ended.
         and_(
-            placement.c.state == _WRITING,
-            placement.c.tier == _NVME,
+            placement.c.state == states.WRITING,
+            placement.c.tier == states.NVME,
             placement.c.owner != bindparam("boot"),
         ),
     )
@@ -70,9 +64,9 @@ def _free() -> Select[Any]:
         .where(
             *bound(placement),
             placement.c.tier == bindparam("in_tier"),
-            placement.c.state.in_((_DUE, _WRITING)),
+            placement.c.state.in_((states.DUE, states.WRITING)),
             UNSETTLED,
-            or_(placement.c.tier == _S3, placement.c.node == bindparam("here")),
+            or_(placement.c.tier == states.S3, placement.c.node == bindparam("here")),
             free,
             or_(at_home, on_nvme, on_s3),
         )
@@ -93,7 +87,7 @@ def _these(blob_ids: Parameters) -> tuple[ColumnElement[bool], ...]:
 
 def _mine() -> tuple[ColumnElement[bool], ...]:
     """A write of this process that goes on."""
-    return placement.c.state == _WRITING, placement.c.owner == bindparam("boot")
+    return placement.c.state == states.WRITING, placement.c.owner == bindparam("boot")
 
 
 FREE: Final = KeyStatement(_free)
@@ -102,7 +96,7 @@ CLAIMED: Final = KeyStatement(
         update(placement)
         .where(*_these(blob_ids))
         .values(
-            state=_WRITING,
+            state=states.WRITING,
             owner=bindparam("boot"),
             lease_ms=bindparam("until", type_=BigInteger),
         )
@@ -112,13 +106,25 @@ FINISHED: Final = KeyStatement(
     lambda blob_ids: (
         update(placement)
         .where(*_these(blob_ids), *_mine())
-        .values(state=_OK, owner=null(), lease_ms=null(), updated_ms=bindparam("now"))
+        .values(state=states.OK, owner=null(), lease_ms=null(), updated_ms=bindparam("now"))
         .returning(placement.c.blob_id)
     )
 )
 WHOLE: Final = KeyStatement(
-    lambda blob_ids: select(placement.c.blob_id).where(*_these(blob_ids), placement.c.state == _OK)
+    lambda blob_ids: select(placement.c.blob_id).where(*_these(blob_ids), placement.c.state == states.OK)
 )
+WAIT_ENDED: Final = KeyStatement(
+    lambda blob_ids: (
+        update(placement)
+        .where(
+            *_these(blob_ids),
+            placement.c.state == states.DOOMED,
+            placement.c.not_before_ms == bindparam("until", type_=BigInteger),
+        )
+        .values(not_before_ms=bindparam("now"))
+    )
+)
+"""A doomed write has no owner any more; when its lease was to end tells it from one that was taken over."""
 KNOWN: Final = KeyStatement(lambda blob_ids: select(placement.c.blob_id).where(*_these(blob_ids)))
 POSTPONED: Final = KeyStatement(
     lambda: (
@@ -131,7 +137,7 @@ POSTPONED: Final = KeyStatement(
             *_mine(),
         )
         .values(
-            state=_DUE,
+            state=states.DUE,
             owner=null(),
             lease_ms=null(),
             attempts=placement.c.attempts + 1,
@@ -148,6 +154,6 @@ OUTSTANDING: Final = KeyStatement(
     lambda blob_ids: select(placement.c.blob_id).where(
         *bound(placement),
         placement.c.blob_id.in_(blob_ids),
-        placement.c.state.in_((_DUE, _WRITING)),
+        placement.c.state.in_((states.DUE, states.WRITING)),
     )
 )

@@ -31,6 +31,7 @@ class DueWrite:
     attempts: int
     sources: frozenset[str]
     """Tiers from which this node can read the blob, besides its staging."""
+    lease_until_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ def claim_due(
         "most": limit,
     }
     due = [
-        DueWrite(scope, blob_id, name, tier, at, length, attempts, _sources(on_nvme, on_s3))
+        DueWrite(scope, blob_id, name, tier, at, length, attempts, _sources(on_nvme, on_s3), lease_until_ms)
         for blob_id, name, at, length, attempts, on_nvme, on_s3 in statements.FREE.rows(connection, values)
     ]
     if bytes_max is not None:
@@ -130,7 +131,18 @@ def finish_writes(
         if rest:  # whoever took a write over may have finished it
             rest.difference_update(blob_id for (blob_id,) in statements.WHOLE.rows(connection, address, list(rest)))
         unwanted |= rest
+    _end_waits(connection, scope, [write for write in done if write.blob_id in unwanted], now_ms)
     return unwanted
+
+
+def _end_waits(connection: Connection, scope: Scope, over: Sequence[DueWrite], now_ms: int) -> None:
+    """The sweep need not wait any longer for these writes, which were doomed and are over; see `tenancy.removal`."""
+    by_lease: defaultdict[int, list[DueWrite]] = defaultdict(list)
+    for write in over:
+        by_lease[write.lease_until_ms].append(write)
+    for lease_until_ms, writes in by_lease.items():
+        for address, blob_ids in _by_place(scope, writes):
+            statements.WAIT_ENDED.count(connection, {**address, "now": now_ms, "until": lease_until_ms}, blob_ids)
 
 
 def postpone_writes(connection: Connection, scope: Scope, node: Node, failed: Sequence[tuple[DueWrite, int]]) -> None:
@@ -159,6 +171,7 @@ def drop_writes(connection: Connection, scope: Scope, node: Node, lost: Sequence
         for row in statements.DROPPED.rows(connection, {**address, "boot": node.boot}, blob_ids)
     ]
     quota.apply(connection, scope, quota.Change(s3_bytes=-sum(length for tier, length in dropped if tier == "s3")))
+    _end_waits(connection, scope, lost, now_ms)
     return abandon_unreadable(connection, scope, [write.blob_id for write in lost], now_ms)
 
 

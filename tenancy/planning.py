@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import Connection, Select, bindparam, exists, literal_column, select
+from sqlalchemy import Connection, Select, bindparam, exists, select
 
 from tenancy.births import Batch, NewChunk
 from tenancy.model import FoundChunk, Node, suffices
 from tenancy.prepared import KeyStatement, Parameters, bound, owner
-from tenancy.schema import chunk, placement
+from tenancy.schema import chunk, placement, states
 from tenancy.visible import reachable_content
 
 
@@ -24,15 +24,15 @@ def _live(contents: Parameters) -> Select[Any]:
         select(1).where(
             *bound(placement),
             placement.c.blob_id == chunk.c.blob_id,
-            placement.c.tier == literal_column("'nvme'"),
-            placement.c.state == literal_column("'ok'"),
+            placement.c.tier == states.NVME,
+            placement.c.state == states.OK,
         )
     )
     return select(chunk.c.chunk_id, chunk.c.blob_id, on_a_disk).where(
         *bound(chunk),
         chunk.c.format_id == bindparam("format"),
         chunk.c.epoch == bindparam("epoch"),
-        chunk.c.state == literal_column("'live'"),
+        chunk.c.state == states.LIVE,
         chunk.c.chunk_id.in_(contents),
     )
 

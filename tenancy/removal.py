@@ -13,12 +13,10 @@ from typing import Final
 from sqlalchemy import (
     Connection,
     Delete,
-    String,
     Update,
     bindparam,
     delete,
     exists,
-    literal_column,
     null,
     or_,
     select,
@@ -28,19 +26,10 @@ from sqlalchemy import (
 from tenancy import quota
 from tenancy.model import Scope
 from tenancy.prepared import KeyStatement, Parameters, RowsInsert, Statement, bound, owner, pieces
-from tenancy.schema import chunk, entry, placement, tombstone
+from tenancy.schema import chunk, entry, placement, states, tombstone
 
 EntryName = tuple[int, bytes]
 """Format id and entry key."""
-
-# Literals: SQLite prepares a statement anew in each execution when a bound value could decide whether an index fits.
-_LIVE: Final = literal_column("'live'", String)
-_DELETING: Final = literal_column("'deleting'", String)
-_DUE: Final = literal_column("'due'", String)
-_WRITING: Final = literal_column("'writing'", String)
-_OK: Final = literal_column("'ok'", String)
-_QUARANTINED: Final = literal_column("'quarantined'", String)
-_DOOMED: Final = literal_column("'doomed'", String)
 
 
 def _unnamed(keys: Parameters) -> Statement:
@@ -61,8 +50,8 @@ def _unused(blob_ids: Parameters) -> Update:
     needed = exists(select(1).where(*bound(entry), entry.c.blob_id == chunk.c.blob_id))
     return (
         update(chunk)
-        .where(*bound(chunk), chunk.c.blob_id.in_(blob_ids), chunk.c.state == _LIVE, ~needed)
-        .values(state=_DELETING)
+        .where(*bound(chunk), chunk.c.blob_id.in_(blob_ids), chunk.c.state == states.LIVE, ~needed)
+        .values(state=states.DELETING)
         .returning(chunk.c.blob_id)
     )
 
@@ -70,7 +59,7 @@ def _unused(blob_ids: Parameters) -> Update:
 def _never_begun(blob_ids: Parameters) -> Statement:
     return (
         delete(placement)
-        .where(*bound(placement), placement.c.blob_id.in_(blob_ids), placement.c.state == _DUE)
+        .where(*bound(placement), placement.c.blob_id.in_(blob_ids), placement.c.state == states.DUE)
         .returning(placement.c.tier, placement.c.length)
     )
 
@@ -79,16 +68,18 @@ def _written(blob_ids: Parameters) -> Update:
     state = placement.c.state
     return (
         update(placement)
-        .where(*bound(placement), placement.c.blob_id.in_(blob_ids), or_(state == _OK, state == _QUARANTINED))
-        .values(state=_DOOMED)
+        .where(
+            *bound(placement), placement.c.blob_id.in_(blob_ids), or_(state == states.OK, state == states.QUARANTINED)
+        )
+        .values(state=states.DOOMED)
     )
 
 
 def _in_flight(blob_ids: Parameters) -> Update:
     return (
         update(placement)
-        .where(*bound(placement), placement.c.blob_id.in_(blob_ids), placement.c.state == _WRITING)
-        .values(state=_DOOMED, not_before_ms=placement.c.lease_ms, owner=null(), lease_ms=null())
+        .where(*bound(placement), placement.c.blob_id.in_(blob_ids), placement.c.state == states.WRITING)
+        .values(state=states.DOOMED, not_before_ms=placement.c.lease_ms, owner=null(), lease_ms=null())
     )
 
 
@@ -159,5 +150,5 @@ def doom_placements(connection: Connection, scope: Scope, blob_ids: Sequence[byt
         freed = sum(length for tier, length in never_begun if tier == "s3")
         quota.apply(connection, scope, quota.Change(s3_bytes=-freed))
         WRITTEN.count(connection, at, some)
-        # A write in flight keeps its lease: the sweep waits for it to end before it believes the name is gone.
+        # A write in flight keeps its lease: the sweep waits until it is over, as `finish_writes` says or the lease.
         IN_FLIGHT.count(connection, at, some)

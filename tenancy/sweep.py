@@ -14,11 +14,9 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Select,
-    String,
     bindparam,
     delete,
     exists,
-    literal_column,
     or_,
     select,
 )
@@ -28,7 +26,7 @@ from tenancy.model import Node, Scope
 from tenancy.prepared import KeyStatement, Parameters, Statement, bound, owner
 from tenancy.processes import PROCESS_LEASE_MS, alive
 from tenancy.removal import doom_unused, end_entries, remove_entries
-from tenancy.schema import UNSETTLED, chunk, entry, owned, placement, tombstone
+from tenancy.schema import UNSETTLED, chunk, entry, owned, placement, states, tombstone
 from tenancy.timekeeping import FURTHEST_MS
 
 
@@ -41,19 +39,13 @@ class DoomedPlacement:
     object_name: str
 
 
-# Literals: SQLite prepares a statement anew in each execution when a bound value could decide whether an index fits.
-_DOOMED: Final = literal_column("'doomed'", String)
-_DELETING: Final = literal_column("'deleting'", String)
-_S3: Final = literal_column("'s3'", String)
-
-
 def _here() -> tuple[ColumnElement[bool], ...]:
     """Doomed placements in a tier that this node may clear."""
     return (
         *bound(placement),
         placement.c.tier == bindparam("in_tier"),
-        placement.c.state == _DOOMED,
-        or_(placement.c.tier == _S3, placement.c.node == bindparam("on_node")),
+        placement.c.state == states.DOOMED,
+        or_(placement.c.tier == states.S3, placement.c.node == bindparam("on_node")),
     )
 
 
@@ -74,7 +66,7 @@ def _bare() -> Select[Any]:
     placed = exists(select(1).where(*bound(placement), placement.c.blob_id == chunk.c.blob_id))
     return (
         select(chunk.c.blob_id)
-        .where(*bound(chunk), chunk.c.state == _DELETING, ~placed)
+        .where(*bound(chunk), chunk.c.state == states.DELETING, ~placed)
         .limit(bindparam("most", type_=BigInteger))
     )
 

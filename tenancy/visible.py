@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from sqlalchemy import (
-    ColumnClause,
     ColumnElement,
     Connection,
     Exists,
@@ -18,38 +17,32 @@ from sqlalchemy import (
     and_,
     bindparam,
     exists,
-    literal_column,
     or_,
     select,
 )
 
 from tenancy.model import FoundChunk, Node, Scope, reached
 from tenancy.prepared import KeyStatement, Parameters, bound, owner, pieces
-from tenancy.schema import chunk, entry, gateway_process, namespace, placement, unexpired
-
-# States are literals: the tables have partial indexes on them, and SQLite prepares a statement anew in each execution
-# when a bound value could decide whether such an index fits.
-_ACTIVE: ColumnClause[str] = literal_column("'active'")
-_LIVE: ColumnClause[str] = literal_column("'live'")
+from tenancy.schema import chunk, entry, gateway_process, namespace, placement, states, unexpired
 
 
-def _placed(tier: str, *states: str, node: ColumnElement[str] | None = None) -> Exists:
+def _placed(tier: ColumnElement[str], *among: ColumnElement[str], node: ColumnElement[str] | None = None) -> Exists:
     return exists(
         select(1).where(
             placement.c.tenant_id == chunk.c.tenant_id,
             placement.c.namespace_id == chunk.c.namespace_id,
             placement.c.blob_id == chunk.c.blob_id,
             placement.c.tier == tier,
-            placement.c.state.in_([literal_column(f"'{state}'") for state in states]),
+            placement.c.state.in_(among),
             *(() if node is None else (placement.c.node == node,)),
         )
     ).correlate(chunk)
 
 
 _AT_HOME = and_(chunk.c.home_node == bindparam("node"), chunk.c.home_boot == bindparam("boot"))
-_ON_NVME = _placed("nvme", "ok", node=bindparam("node"))
-_ON_S3 = _placed("s3", "ok")
-_ON_HOME_NVME = _placed("nvme", "ok", node=chunk.c.home_node)
+_ON_NVME = _placed(states.NVME, states.OK, node=bindparam("node"))
+_ON_S3 = _placed(states.S3, states.OK)
+_ON_HOME_NVME = _placed(states.NVME, states.OK, node=chunk.c.home_node)
 
 _SEAL_COLUMNS = (
     chunk.c.blob_id,
@@ -66,10 +59,10 @@ _SEAL_COLUMNS = (
 _KEPT = (
     namespace.c.tenant_id == bindparam("tenant"),
     namespace.c.namespace_id == bindparam("namespace"),
-    namespace.c.state == _ACTIVE,
+    namespace.c.state == states.ACTIVE,
     chunk.c.tenant_id == bindparam("tenant"),
     chunk.c.namespace_id == bindparam("namespace"),
-    chunk.c.state == _LIVE,
+    chunk.c.state == states.LIVE,
     chunk.c.epoch >= namespace.c.min_decrypt_epoch,
 )
 
@@ -80,7 +73,7 @@ _ARRIVING = (
     gateway_process.c.boot_id == chunk.c.home_boot,
     gateway_process.c.left_ms.is_(None),
     gateway_process.c.heartbeat_ms > bindparam("heard_since"),
-    _placed("s3", "due", "writing"),
+    _placed(states.S3, states.DUE, states.WRITING),
 )
 
 _ENTRY_COLUMNS = (entry.c.format_id, entry.c.entry_key, entry.c.ttl_ms, entry.c.expires_ms)
@@ -93,8 +86,8 @@ def _lookup(formats: Parameters, keys: Parameters) -> Select[Any]:
     One search in the placements of a chunk; EXISTS in the answer and again in the condition would be four.
     """
     here = or_(
-        placement.c.tier == literal_column("'s3'"),
-        and_(placement.c.tier == literal_column("'nvme'"), placement.c.node == bindparam("node")),
+        placement.c.tier == states.S3,
+        and_(placement.c.tier == states.NVME, placement.c.node == bindparam("node")),
     )
     entries = namespace.join(
         entry, and_(entry.c.tenant_id == namespace.c.tenant_id, entry.c.namespace_id == namespace.c.namespace_id)
@@ -113,7 +106,7 @@ def _lookup(formats: Parameters, keys: Parameters) -> Select[Any]:
             placement.c.tenant_id == chunk.c.tenant_id,
             placement.c.namespace_id == chunk.c.namespace_id,
             placement.c.blob_id == chunk.c.blob_id,
-            placement.c.state == literal_column("'ok'"),
+            placement.c.state == states.OK,
             here,
         ),
     )
@@ -123,11 +116,11 @@ def _lookup(formats: Parameters, keys: Parameters) -> Select[Any]:
         .where(
             namespace.c.tenant_id == bindparam("tenant"),
             namespace.c.namespace_id == bindparam("namespace"),
-            namespace.c.state == _ACTIVE,
+            namespace.c.state == states.ACTIVE,
             entry.c.format_id.in_(formats),
             entry.c.entry_key.in_(keys),
             unexpired(bindparam("now")),
-            chunk.c.state == _LIVE,
+            chunk.c.state == states.LIVE,
             chunk.c.epoch >= namespace.c.min_decrypt_epoch,
             or_(_AT_HOME, placement.c.tier.is_not(None)),
         )

@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "demo"))
 
 CHUNK = 4096
 WAIT = "150"
-"""Seconds that a receipt may take. A write under way when its chunk is deleted keeps its lease of two minutes."""
+"""Seconds that a receipt may take. A write that failed while its chunk was deleted keeps its lease of two minutes."""
 
 MODEL = kvgw.KVFormat(
     model="example/model",

@@ -4,6 +4,7 @@ Every table of a tenant leads its keys with tenant and namespace, so that no con
 row. Times are Unix milliseconds. Migrations in ``migrations/`` create these tables; a test compares the two.
 """
 
+from tenancy.schema import states
 from tenancy.schema.base import TENANT_SCOPE, UNLIMITED, metadata, owned
 from tenancy.schema.chunks import UNSETTLED, chunk, entry, entry_label, kv_format, placement, tombstone, unexpired
 from tenancy.schema.processes import clock_mark, gateway_process, maintenance_lease
@@ -43,6 +44,7 @@ __all__ = [
     "placement",
     "quota",
     "reservation",
+    "states",
     "tenant",
     "tenant_version",
     "tombstone",

@@ -18,10 +18,10 @@ from sqlalchemy import (
     String,
     Table,
     UniqueConstraint,
-    literal_column,
     text,
 )
 
+from tenancy.schema import states
 from tenancy.schema.base import in_namespace, metadata, owner_columns
 
 kv_format = Table(
@@ -187,7 +187,7 @@ tombstone = Table(
 )
 
 
-UNSETTLED: Final = placement.c.state != literal_column("'ok'")
+UNSETTLED: Final = placement.c.state != states.OK
 """In the words of the partial index ``ix_placement_work``: SQLite uses it only for statements that repeat them."""
 
 

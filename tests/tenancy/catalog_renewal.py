@@ -4,10 +4,11 @@ proved wrong and are written anew, and what is still owed of what waits in stagi
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from sqlalchemy import update
 
 from tenancy.outbox import Debts
-from tenancy.placements import DueWrite
 from tenancy.processes import CLOCKS_MS
 from tenancy.repair import REST_MS
 from tenancy.schema import owned, placement
@@ -41,7 +42,7 @@ class CatalogRenewal(BenchSuite):
             due = await bench.claim("s3")
             await bench.end(failed=[(due[0], bench.now + HOUR_MS), (due[1], bench.now + FURTHEST_MS)])
             assert await bench.claim("s3", lease_ms=HOUR_MS) == [
-                DueWrite(**{name: getattr(due[0], name) for name in due[0].__slots__} | {"attempts": 1})
+                replace(due[0], attempts=1, lease_until_ms=bench.now + HOUR_MS)
             ]
             again = await bench.claim("s3")
             assert [one.blob_id for one in again] == [due[0].blob_id], "its lease ends too late to be true"

@@ -60,6 +60,39 @@ class CatalogWrites(BenchSuite):
             assert (turn.unneeded, turn.settled) == ({due[0].blob_id}, {due[0].blob_id})
 
     @aio
+    async def test_a_deletion_waits_for_a_write_under_way_and_no_longer(self) -> None:
+        """Law 1: the bytes are deleted after whatever may still write them, be that over or its lease."""
+        async with self.bench() as bench:
+            await bench.put("done", "lost", "failed", "frozen", durability="staged", tiers=("s3",))
+            due = await bench.claim("s3", lease_ms=1000)
+            assert len(due) == 4
+            await bench.delete("done", "lost", "failed", "frozen")
+            assert await bench.sweep() == 0, "all of them may still arrive"
+            done, lost, failed, _ = due
+            bench.now += 1
+            assert await bench.end(done=[done]) == {done.blob_id}
+            assert await bench.sweep() == 1
+            await bench.end(lost=[lost])
+            assert await bench.sweep() == 1
+            await bench.end(failed=[(failed, bench.now)])
+            assert await bench.sweep() == 0, "a write that failed may arrive after all"
+            bench.now = NOW + 1000
+            assert await bench.sweep() == 2
+            assert (await bench.usage()).objects == 0, "law 4"
+
+    @aio
+    async def test_who_lost_a_write_does_not_end_the_wait_for_whoever_took_it_over(self) -> None:
+        async with self.bench() as bench:
+            await bench.put("a")
+            mine = await bench.claim("s3", lease_ms=10)
+            bench.now += 20
+            assert len(await bench.claim("s3", node=AFTER_RESTART)) == 1
+            await bench.delete("a")
+            await bench.end(done=mine)
+            assert await bench.sweep() == 0
+            assert "doomed" in (await bench.states()).values()
+
+    @aio
     async def test_what_another_process_took_over_stays_its_own(self) -> None:
         async with self.bench() as bench:
             await bench.put("a", "b")
