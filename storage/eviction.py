@@ -7,7 +7,9 @@ over its share is evicted before anybody within it, and a tenant that churns can
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from operator import attrgetter
 from uuid import UUID
 
 from storage.arena import Slot, Zone, size_class
@@ -47,10 +49,10 @@ class Eviction:
     def offer(self, residents: Sequence[Resident]) -> None:
         """Clean residents that are not used any more."""
         for resident in residents:
-            slot = resident.slot
             self._candidates[resident.name] = resident
-            del self._walls[slot.offset]
-            _add(self._candidate_bytes, resident.owner, slot.reserved_bytes)
+            del self._walls[resident.slot.offset]
+        for owner, nbytes in _by_owner(residents):
+            _add(self._candidate_bytes, owner, nbytes)
 
     def withdraw(self, residents: Sequence[Resident]) -> None:
         """Candidates that are used again, dirty, or gone."""
@@ -58,7 +60,8 @@ class Eviction:
             slot = resident.slot
             del self._candidates[resident.name]
             self._walls[slot.offset] = slot.reserved_bytes
-            _add(self._candidate_bytes, resident.owner, -slot.reserved_bytes)
+        for owner, nbytes in _by_owner(residents):
+            _add(self._candidate_bytes, owner, -nbytes)
 
     def make_room(self, nbytes: int) -> Slot | None:
         """A slot of `nbytes`, by as little eviction as gets it. None, and nothing evicted, when it cannot be had.
@@ -112,6 +115,12 @@ class Eviction:
     def _drop(self, resident: Resident) -> None:
         self.evicted += 1
         self._evict(resident)
+
+
+def _by_owner(residents: Sequence[Resident]) -> Iterator[tuple[UUID, int]]:
+    """Bytes of each run of one owner's: to look an owner up hashes a UUID, in Python."""
+    for owner, run in groupby(residents, attrgetter("owner")):
+        yield owner, sum(resident.slot.reserved_bytes for resident in run)
 
 
 def _add(counter: Counter[UUID], tenant: UUID, nbytes: int) -> None:

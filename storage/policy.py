@@ -41,25 +41,25 @@ class SegmentedLru:
         if not 0 <= protected_part < 1:
             raise ValueError(f"the protected part is in [0, 1), not {protected_part}")
         self._protected_part = protected_part
-        self._owners: dict[str, UUID] = {}
         self._segments: dict[UUID, _Segments] = {}
+        self._segments_of: dict[str, _Segments] = {}
 
     def admit(self, name: str, owner: UUID) -> None:
-        assert name not in self._owners, f"{name} was admitted already"
-        self._owners[name] = owner
-        self._segments.setdefault(owner, _Segments()).probation[name] = None
+        assert name not in self._segments_of, f"{name} was admitted already"
+        segments = self._segments.setdefault(owner, _Segments(owner))
+        self._segments_of[name] = segments
+        segments.probation[name] = None
 
     def touch(self, name: str) -> None:
-        owner = self._owners.get(name)
-        if owner is not None:
-            self._segments[owner].touch(name, self._protected_part)
+        segments = self._segments_of.get(name)
+        if segments is not None:
+            segments.touch(name, self._protected_part)
 
     def remove(self, name: str) -> None:
-        owner = self._owners.pop(name)
-        segments = self._segments[owner]
+        segments = self._segments_of.pop(name)
         segments.remove(name)
         if segments.empty:
-            del self._segments[owner]
+            del self._segments[segments.owner]
 
     def victims(self, owner: UUID) -> Iterator[str]:
         segments = self._segments.get(owner)
@@ -74,9 +74,10 @@ class _Segments:
     `OrderedDict`, because taking the first key of a plain dictionary again and again walks over all deleted ones.
     """
 
-    __slots__ = ("probation", "protected")
+    __slots__ = ("owner", "probation", "protected")
 
-    def __init__(self) -> None:
+    def __init__(self, owner: UUID) -> None:
+        self.owner = owner
         self.probation: OrderedDict[str, None] = OrderedDict()
         self.protected: OrderedDict[str, None] = OrderedDict()
 
@@ -85,8 +86,11 @@ class _Segments:
         return not self.probation and not self.protected
 
     def touch(self, name: str, protected_part: float) -> None:
-        self.remove(name)
-        self.protected[name] = None
+        if name in self.protected:
+            self.protected.move_to_end(name)
+        else:
+            del self.probation[name]
+            self.protected[name] = None
         if len(self.protected) > protected_part * (len(self.probation) + len(self.protected)):
             demoted = next(iter(self.protected))
             del self.protected[demoted]

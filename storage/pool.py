@@ -237,7 +237,7 @@ def _full_price(ask: AnyAsk) -> int:
 
 def _join_price(resident: Resident, tenant: UUID) -> int:
     """Each tenant pays once for a resident, however many grips it has."""
-    return 0 if tenant in resident.uses else resident.slot.reserved_bytes
+    return 0 if resident.uses and tenant in resident.uses else resident.slot.reserved_bytes
 
 
 def _tell(resident: Resident, part: Part, error: StorageError | None) -> list[Grip]:

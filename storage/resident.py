@@ -33,6 +33,10 @@ class State(Enum):
     __hash__ = object.__hash__  # the books are kept by state: Enum's own is a call in Python for each entry
 
 
+_CLEAN, _DIRTY = State.CLEAN, State.DIRTY
+"""A member is looked up in Python too, and this is asked of every chunk that is read."""
+
+
 class Part(Enum):
     """What the holder of a grip has to do."""
 
@@ -86,4 +90,4 @@ class Resident:
 
     @property
     def is_whole(self) -> bool:
-        return self.state in (State.CLEAN, State.DIRTY)
+        return self.state is _CLEAN or self.state is _DIRTY

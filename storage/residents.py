@@ -107,7 +107,7 @@ class Residents:
         self.eviction.withdraw(list(dict.fromkeys(one for one in residents if not one.uses)))
         for resident in residents:
             self._note_use(resident)
-            before = resident.uses.get(tenant, 0)
+            before = resident.uses.get(tenant, 0) if resident.uses else 0
             resident.uses[tenant] = before + 1
             if not before:
                 fresh += resident.slot.reserved_bytes
@@ -119,11 +119,10 @@ class Residents:
         unused: list[Resident] = []
         stale = 0
         for resident in residents:
-            after = resident.uses[tenant] - 1
+            after = resident.uses.pop(tenant) - 1
             if after:
                 resident.uses[tenant] = after
                 continue
-            del resident.uses[tenant]
             stale += resident.slot.reserved_bytes
             if not resident.uses:
                 unused.append(resident)

@@ -16,7 +16,6 @@ from typing import Final
 from uuid import UUID
 
 from kvgw.gateway.opening import Part, Wanted
-from kvgw.gateway.payloads import GROUP_BYTES
 from kvgw.gateway.rooms import Rooms
 from storage.errors import StagingBusy, StorageError
 from storage.tier import blob_names
@@ -24,6 +23,8 @@ from tenancy.model import FoundChunk
 
 SHARE: Final = 3
 """No more than a third of what its tenant can have in use lies there undelivered, or is on its way."""
+OPENING_BYTES: Final = 1024 * 1024
+"""So much, when it has come, is worth opening."""
 EXTRA: Final = 4
 """Reads of the disk beyond each GET's own, of all GETs together: one GET alone keeps it busy, and many make no longer
 queues for it."""
@@ -138,7 +139,7 @@ class ReadAhead:
         nbytes = 0
         for part in parts if self._blobs else ():
             nbytes += part.found.sealed_length
-            if part is not parts[0] and nbytes > min(GROUP_BYTES, self._most):
+            if part is not parts[0] and nbytes > min(OPENING_BYTES, self._most):
                 return
             blob = self._blobs.get(part.name)
             if blob is not None:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias, TypeVar
 
-GROUP_BYTES: Final = 1024 * 1024
-"""Plaintext of a group of small chunks: enough to make its thread hop cheap, and little enough to stay in a cache."""
+GROUP_BYTES: Final = 4 * 1024 * 1024
+"""Plaintext of a group of small chunks: enough to make its thread hop cheap, and no more than one chunk often has."""
 
 SHARED_GROUP_BYTES: Final = 32 * 1024 * 1024
 """The same where chunks pass through one segment's memory: they lie in the client's, or a thread receives them."""

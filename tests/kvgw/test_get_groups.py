@@ -20,7 +20,7 @@ CHUNK = 16 * 1024
 
 
 def test_groups_are_cut_by_bytes_and_by_what_a_tenant_may_hold() -> None:
-    assert [len(group) for group in groups(range(100), group_size(64 * 1024, 1 << 30))] == [16] * 6 + [4]
+    assert [len(group) for group in groups(range(100), group_size(64 * 1024, 1 << 30))] == [64, 36]
     assert [len(group) for group in groups(range(3), group_size(64 * MIB, 1 << 30))] == [1, 1, 1]
     assert [len(group) for group in groups(range(4), group_size(64 * 1024, 512 * 1024))] == [2, 2]
     assert list(groups([], 1)) == []
