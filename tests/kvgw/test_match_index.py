@@ -13,7 +13,7 @@ import pytest
 from kvgw.client import Client
 from kvgw.errors import RequestRefused
 from kvgw.gateway.index import ENTRY_BYTES, RUN_BYTES, MatchIndex
-from kvgw.model import Durability, Label
+from kvgw.model import Label
 from kvgw.reports import Registered
 from tenancy.model import FoundChunk, Scope
 from tests.support.admin import Admin
@@ -21,6 +21,7 @@ from tests.support.aio import aio
 from tests.support.gateways import House, Kind, format_of, house, keys_of, payloads_of, read
 from tests.support.manual_clock import ManualClock
 from tests.support.several import Footing, on_footing
+from tests.support.storm import storm
 
 ENDS = ("delete", "label", "expiry", "epochs", "suspend", "shred", "evict", "quarantine", "room")
 CLOSING = ("suspend", "shred")
@@ -154,26 +155,8 @@ async def test_a_storm_of_everything_leaves_index_and_catalog_of_one_mind(tmp_pa
     async with house("embedded", tmp_path / "gw", clock=clock) as made:
         client = made.client()
         registered = await client.register(format_of())
-        keys = keys_of(12)
-        payloads = payloads_of(registered, 12)
         used = 0
-        for _ in range(150):
-            start = rng.randrange(12)
-            stop = rng.randint(start + 1, 12)
-            match rng.randrange(7):
-                case 0 | 1:
-                    durability = rng.choice([Durability.STAGED, Durability.NVME])
-                    await client.put(registered, keys[start:stop], payloads[start:stop], ttl=60, durability=durability)
-                case 2:
-                    await client.delete(registered, keys[start:stop])
-                case 3:
-                    await made.wait(rng.uniform(1, 30))
-                case 4:
-                    await made.opened.crew.sweep_everywhere()
-                case 5:
-                    await read(client, registered, keys[start:stop])
-                case _:
-                    await made.opened.crew.drain_everywhere()
+        async for keys, start, stop in storm(rng, made, client, registered, 150):
             for run in (keys[:stop], keys[start:stop]):
                 said = (await client.match(registered, run)).count
                 used += said > 0

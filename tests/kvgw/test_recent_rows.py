@@ -22,6 +22,7 @@ from tests.support.aio import aio
 from tests.support.gateways import House, Kind, format_of, house, keys_of, payloads_of, read
 from tests.support.manual_clock import ManualClock
 from tests.support.several import Footing, on_footing
+from tests.support.storm import storm
 
 HERE, THERE = (Scope(UUID(int=1), UUID(int=number)) for number in (1, 2))
 
@@ -164,24 +165,8 @@ async def test_law2_a_storm_of_everything_is_read_as_the_catalog_has_it(tmp_path
     async with house("embedded", tmp_path / "gw", clock=ManualClock()) as made:
         client = made.client()
         registered = await client.register(format_of())
-        keys = keys_of(12)
-        payloads = payloads_of(registered, 12)
         used = 0
-        for _ in range(120):
-            start = rng.randrange(12)
-            stop = rng.randint(start + 1, 12)
-            match rng.randrange(6):
-                case 0 | 1:
-                    durability = rng.choice([Durability.STAGED, Durability.NVME])
-                    await client.put(registered, keys[start:stop], payloads[start:stop], ttl=60, durability=durability)
-                case 2:
-                    await client.delete(registered, keys[start:stop])
-                case 3:
-                    await made.wait(rng.uniform(1, 30))
-                case 4:
-                    await made.opened.crew.sweep_everywhere()
-                case _:
-                    await made.opened.crew.drain_everywhere()
+        async for keys, start, stop in storm(rng, made, client, registered, 140):
             got = (await read(client, registered, keys[start:stop]))[1]
             used += got.count(None) < len(got)
             recent, made.opened.rooms.recent._shelves = made.opened.rooms.recent._shelves, type(_shelves(made))()
