@@ -80,9 +80,14 @@ class Ledger:
         self._guaranteed: set[UUID] = set()
 
     @property
+    def guarantee(self) -> int:
+        """The bytes that each of the first tenants that hold something has for certain; 0: none has."""
+        return self._guarantee if self._tenants else 0
+
+    @property
     def limit(self) -> int:
         """The most bytes that one tenant can ever hold."""
-        return self.common + (self._guarantee if self._tenants else 0)
+        return self.common + self.guarantee
 
     def held(self, tenant: UUID) -> int:
         """Bytes that the tenant holds."""

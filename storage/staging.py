@@ -162,9 +162,14 @@ class Staging:
         self._advance()
 
     @property
-    def window_limit(self) -> int:
-        """The most bytes of windows that one tenant can have."""
-        return self._pool.window_ledger.limit
+    def window_share(self) -> int:
+        """The most bytes of windows that one operation should take, where fewer will do.
+
+        A quarter of what its tenant can have, and no more than is guaranteed: for that it never waits for what others
+        have borrowed.
+        """
+        ledger = self._pool.window_ledger
+        return min(ledger.limit // 4, ledger.guarantee or ledger.limit)
 
     @property
     def resident_limit(self) -> int:

@@ -122,6 +122,7 @@ WAIT_ENDED: Final = KeyStatement(
             placement.c.not_before_ms == bindparam("until", type_=BigInteger),
         )
         .values(not_before_ms=bindparam("now"))
+        .returning(placement.c.blob_id)
     )
 )
 """A doomed write has no owner any more; when its lease was to end tells it from one that was taken over."""

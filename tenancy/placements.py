@@ -135,14 +135,21 @@ def finish_writes(
     return unwanted
 
 
-def _end_waits(connection: Connection, scope: Scope, over: Sequence[DueWrite], now_ms: int) -> None:
-    """The sweep need not wait any longer for these writes, which were doomed and are over; see `tenancy.removal`."""
+def _end_waits(connection: Connection, scope: Scope, over: Sequence[DueWrite], now_ms: int) -> list[bytes]:
+    """The sweep need not wait any longer for those of the writes that were doomed, now that they are over: their blobs.
+
+    But for what was tried before: that attempt failed, and may arrive after all. See `tenancy.removal`.
+    """
+    ended: list[bytes] = []
     by_lease: defaultdict[int, list[DueWrite]] = defaultdict(list)
     for write in over:
-        by_lease[write.lease_until_ms].append(write)
+        if not write.attempts:
+            by_lease[write.lease_until_ms].append(write)
     for lease_until_ms, writes in by_lease.items():
         for address, blob_ids in _by_place(scope, writes):
-            statements.WAIT_ENDED.count(connection, {**address, "now": now_ms, "until": lease_until_ms}, blob_ids)
+            values = {**address, "now": now_ms, "until": lease_until_ms}
+            ended += [blob_id for (blob_id,) in statements.WAIT_ENDED.rows(connection, values, blob_ids)]
+    return ended
 
 
 def postpone_writes(connection: Connection, scope: Scope, node: Node, failed: Sequence[tuple[DueWrite, int]]) -> None:
@@ -171,8 +178,8 @@ def drop_writes(connection: Connection, scope: Scope, node: Node, lost: Sequence
         for row in statements.DROPPED.rows(connection, {**address, "boot": node.boot}, blob_ids)
     ]
     quota.apply(connection, scope, quota.Change(s3_bytes=-sum(length for tier, length in dropped if tier == "s3")))
-    _end_waits(connection, scope, lost, now_ms)
-    return abandon_unreadable(connection, scope, [write.blob_id for write in lost], now_ms)
+    ended = _end_waits(connection, scope, lost, now_ms)
+    return [*ended, *abandon_unreadable(connection, scope, [write.blob_id for write in lost], now_ms)]
 
 
 def outstanding(connection: Connection, scope: Scope, blob_ids: Sequence[bytes]) -> set[bytes]:

@@ -105,15 +105,20 @@ class ReadAhead:
         self._depth = Depth(0, 0)
         self._at_once = self._most = 0
         self._has_begun = False
+        self._passed: set[int] = set()
+        """Batch indices of what was delivered, or cannot be, before reading ahead began."""
         self._brought: dict[str, str] = {}
 
     def begins(self, part: Part) -> bool:
-        """Whether what follows a chunk that is not in staging is read ahead from now on; it begins with that chunk."""
+        """Whether what has not been delivered is read ahead from now on, of which `part`, not in staging, is next here.
+
+        It begins with the first of that: a group before this one may be on its way still.
+        """
         if self._has_begun:
             return False
         self._has_begun = True
-        start = next(at for at, (index, _) in enumerate(self._order) if index == part.index)
-        there = [(found, tier) for _, found in self._order[start:] if (tier := self._tier_of(found)) is not None]
+        left = [found for index, found in self._order if index not in self._passed]
+        there = [(found, tier) for found in left if (tier := self._tier_of(found)) is not None]
         names = blob_names(self._namespace, b"".join([found.blob_id for found, _ in there]))
         blobs = {name: _Blob(name, found.sealed_length, tier) for name, (found, tier) in zip(names, there, strict=True)}
         cold = {name: blob for name, blob in blobs.items() if not self._rooms.staging.holds(name)}
@@ -147,6 +152,8 @@ class ReadAhead:
 
     def passed(self, parts: Sequence[Part]) -> None:
         """These were delivered, or cannot be: others may come."""
+        if not self._has_begun:
+            self._passed.update([part.index for part in parts])
         if not self._blobs:
             return
         for part in parts:

@@ -183,10 +183,10 @@ class Intake:
         return Part(self.run[coming.at].index, self.sealing.address.length, coming.start + coming.came, target)
 
 
-def pieces(chunk_bytes: int, window_limit: int) -> tuple[int, int]:
-    """Length of a piece, and how many threads have one, for a window that is a quarter of what a tenant may have."""
+def pieces(chunk_bytes: int, window_share: int) -> tuple[int, int]:
+    """Length of a piece, and how many threads have one, in a window; `window_share` is that of `Staging`."""
     segment = min(chunk_bytes, 1 << SEG_LOG2_DEFAULT)
     piece = min(chunk_bytes, PIECE_BYTES)
-    if chunk_bytes < 1 << SEG_LOG2_DEFAULT or THREADS * piece > window_limit // 4:
+    if chunk_bytes < 1 << SEG_LOG2_DEFAULT or THREADS * piece > window_share:
         return segment, 1
     return piece, THREADS

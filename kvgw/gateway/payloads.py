@@ -117,9 +117,9 @@ class PayloadSink(Protocol):
         ...
 
 
-def group_size(chunk_bytes: int, window_limit: int) -> int:
-    """Chunks of a group; of several groups in windows at once no tenant's limit is exceeded."""
-    return max(1, min(GROUP_BYTES, window_limit // 4) // chunk_bytes)
+def group_size(chunk_bytes: int, window_share: int) -> int:
+    """Chunks of a group in a window; `window_share` is that of `Staging`."""
+    return max(1, min(GROUP_BYTES, window_share) // chunk_bytes)
 
 
 def shared_group_size(chunk_bytes: int, *, with_tier: bool = False) -> int:

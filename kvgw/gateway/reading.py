@@ -81,13 +81,13 @@ class GroupReader:
                 self._ahead.stop()
 
     async def _deliver_groups(self, shared: Sequence[Wanted], rest: Sequence[Wanted]) -> None:
-        length, limit = self.kv_format.chunk_bytes, self.rooms.staging.window_limit
+        length = self.kv_format.chunk_bytes
         if shared:
             first = blob_name(self._namespace, shared[0][1].blob_id)
             size = shared_group_size(length, with_tier=not self.rooms.staging.holds(first))
             await self._deliver_in([Room(None, self.shared)] * PIPELINE_DEPTH, groups(shared, size))
         if rest:
-            size = group_size(length, limit)
+            size = group_size(length, self.rooms.staging.window_share)
             async with self._windows(rest[:size], -(-len(rest) // size)) as rooms:
                 await self._deliver_in(rooms, groups(rest, size))
 

@@ -120,7 +120,7 @@ class GroupWriter:
     async def _received(self, rest: Sequence[int], source: PayloadSource) -> _Group:
         """The next group, received into a window."""
         length = self.kv_format.chunk_bytes
-        size = group_size(length, self.rooms.staging.window_limit)
+        size = group_size(length, self.rooms.staging.window_share)
         indices = rest[:size]
         room = self._kept.pop() if self._kept else await self._window(length * len(indices))
         await self._receive(indices, room.window, source)
@@ -143,7 +143,7 @@ class GroupWriter:
 
     async def _pull_all(self, rest: Sequence[int], incoming: Incoming, tasks: Together) -> None:
         """All that still comes, received and sealed by threads, while what was sealed before is written."""
-        piece, threads = pieces(self.kv_format.chunk_bytes, self.rooms.staging.window_limit)
+        piece, threads = pieces(self.kv_format.chunk_bytes, self.rooms.staging.window_share)
         threads = min(threads, len(rest))
         room = await self._window(piece * threads)
         while rest:

@@ -155,7 +155,7 @@ class Scrub:
     async def _through(self, label: str, scope: Scope, bucket: Bucket) -> None:
         rooms, progress, after = self._rooms, self.report.tiers[label], b""
         node, pauses = rooms.placement_node(label), Pauses(rooms.clock, rooms.turns)
-        most = min(PIECE_BYTES, rooms.staging.window_limit // 4, self.report.rate * PIECE_SECONDS or PIECE_BYTES)
+        most = min(PIECE_BYTES, rooms.staging.window_share, self.report.rate * PIECE_SECONDS or PIECE_BYTES)
         while page := await rooms.catalog.sealings(scope, label, node, after, PAGE):
             after = page[-1].placed.blob_id
             chosen = [one for one in page if self.report.sample >= 1 or rooms.rng.jitter() < self.report.sample]

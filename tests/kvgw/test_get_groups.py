@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from pathlib import Path
 from unittest import mock
+from uuid import UUID
 
 import pytest
 from msgspec.structs import replace
 
+from kvgw.gateway.ahead import OPENING_BYTES
 from kvgw.gateway.payloads import group_size, groups
 from kvgw.model import Outcome
-from kvgw.settings import StagingSettings
+from kvgw.settings import SharedMemorySettings, StagingSettings
+from storage.errors import StagingBusy
 from storage.tier import blob_name
 from tests.support.aio import aio
 from tests.support.gateways import MIB, SMALL, House, Kind, format_of, house, keys_of, payloads_of, read
 
 CHUNK = 16 * 1024
+ANOTHER = UUID(int=0xA)
 
 
 def test_groups_are_cut_by_bytes_and_by_what_a_tenant_may_hold() -> None:
     assert [len(group) for group in groups(range(100), group_size(64 * 1024, 1 << 30))] == [64, 36]
     assert [len(group) for group in groups(range(3), group_size(64 * MIB, 1 << 30))] == [1, 1, 1]
-    assert [len(group) for group in groups(range(4), group_size(64 * 1024, 512 * 1024))] == [2, 2]
+    assert [len(group) for group in groups(range(4), group_size(64 * 1024, 128 * 1024))] == [2, 2]
     assert list(groups([], 1)) == []
 
 
@@ -140,3 +145,49 @@ async def test_law_6_the_groups_of_a_get_take_turns_in_two_windows_that_are_zero
         memory, start = gateway.opened.arena.memory, region.address - gateway.opened.arena.region.address
         assert not any(bytes(memory.view(start, region.length)))
         await gateway.check_clean()
+
+
+@aio
+async def test_a_group_that_is_read_in_pieces_loses_nothing(tmp_path: Path) -> None:
+    """A group is larger than what read-ahead waits for before its first chunks leave."""
+    settings = replace(SMALL, staging=StagingSettings(bytes=96 * MIB, tenants=1))
+    async with house("unix", tmp_path / "gw", settings=settings) as gateway:
+        client = gateway.client()
+        registered = await client.register(format_of(64 * 1024))
+        assert group_size(64 * 1024, gateway.opened.rooms.staging.window_share) * 64 * 1024 == 4 * OPENING_BYTES
+        keys, payloads = keys_of(128), payloads_of(registered, 128)
+        assert (await client.put(registered, keys, payloads)).stored == 128
+        await gateway.opened.crew.drain_everywhere()
+        names = await names_of(gateway, keys)
+        for name in names:
+            gateway.opened.rooms.staging.drop(name)
+        for index in (20, 127):
+            damage_file(gateway.opened.folder, names[index])
+        expected: list[bytes | None] = [*payloads]
+        expected[20] = expected[127] = None
+        for tier in ("nvme", "staging"):
+            report, found = await read(client, registered, keys)
+            assert found == expected, "law 2"
+            assert {hit.tier for hit in report.hits} == {tier}
+        await gateway.check_clean()
+
+
+@pytest.mark.parametrize("kind", ["unix", "tcp"])
+@aio
+async def test_law_6_a_group_fits_what_is_guaranteed_while_another_has_borrowed_the_rest(
+    tmp_path: Path, kind: Kind
+) -> None:
+    settings = replace(
+        SMALL, staging=StagingSettings(bytes=64 * MIB, tenants=4), shared_memory=SharedMemorySettings(bytes=0)
+    )
+    async with house(kind, tmp_path / "gw", settings=settings) as gateway:
+        client = gateway.client()
+        registered = await client.register(format_of(64 * 1024))
+        keys, payloads = keys_of(64), payloads_of(registered, 64)
+        async with AsyncExitStack() as stack:
+            with pytest.raises(StagingBusy):
+                while True:
+                    await stack.enter_async_context(gateway.opened.rooms.staging.window(ANOTHER, MIB // 4, 0.0))
+            assert (await client.put(registered, keys, payloads)).stored == 64
+            report, found = await read(client, registered, keys)
+            assert (report.outcome, found) == (Outcome.OK, payloads)

@@ -106,6 +106,27 @@ async def test_the_disk_is_asked_for_what_follows_and_for_no_more_at_once(tmp_pa
 
 
 @aio
+async def test_what_a_group_before_still_lacks_is_read_first(tmp_path: Path) -> None:
+    """A group whose first chunks are in staging is on its way when the next one, all cold, finds out that it is."""
+    async with cold("unix", tmp_path / "gw", 40) as (gateway, disk, registered, keys, payloads):
+        client, staging = gateway.client(), gateway.opened.rooms.staging
+        disk.gate.set()
+        for key in keys:
+            await read(client, registered, [key])
+        names = list(disk.asked)
+        for name in names[3:]:
+            staging.drop(name)
+        disk.asked.clear()
+        disk.gate.clear()
+        reading = asyncio.create_task(read(client, registered, keys))
+        await until(lambda: disk.now == NVME.own)
+        assert disk.asked == names[3 : 3 + NVME.own]
+        disk.gate.set()
+        assert (await reading)[1] == payloads
+        assert sorted(disk.asked) == sorted(names[3:]), "each was read once"
+
+
+@aio
 async def test_law_9_no_more_lies_undelivered_than_may(tmp_path: Path) -> None:
     most = 3
     with mock.patch.dict(ahead.DEPTHS, nvme=ahead.Depth(NVME.own, most * sealed_length(CHUNK))):

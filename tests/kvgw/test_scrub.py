@@ -92,11 +92,11 @@ class ScrubContract:
                 asked.append(nbytes)
                 return plain(staging, tenant, nbytes, timeout_s)
 
-            for share, windows in ((2**30, 1), (4 * 2 * sealed, 3), (sealed, 6)):
+            for share, windows in ((2**30, 1), (2 * sealed, 3), (sealed // 4, 6)):
                 asked.clear()
                 with (
                     mock.patch.object(Staging, "window", window),
-                    mock.patch.object(Staging, "window_limit", share),
+                    mock.patch.object(Staging, "window_share", share),
                 ):
                     progress = (await scrubbed(one)).tiers[one.label]
                 assert (progress.blobs, progress.skipped, progress.damaged) == (6, 0, 0)

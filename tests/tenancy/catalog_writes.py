@@ -72,13 +72,28 @@ class CatalogWrites(BenchSuite):
             bench.now += 1
             assert await bench.end(done=[done]) == {done.blob_id}
             assert await bench.sweep() == 1
-            await bench.end(lost=[lost])
+            assert await bench.end(lost=[lost]) == {lost.blob_id}, "the sweep is told"
             assert await bench.sweep() == 1
             await bench.end(failed=[(failed, bench.now)])
             assert await bench.sweep() == 0, "a write that failed may arrive after all"
             bench.now = NOW + 1000
             assert await bench.sweep() == 2
-            assert (await bench.usage()).objects == 0, "law 4"
+            usage = await bench.usage()
+            assert (usage.stored_bytes, usage.objects, usage.s3_bytes) == (0, 0, 0), "law 4"
+
+    @aio
+    async def test_a_deletion_waits_for_what_an_earlier_attempt_may_still_write(self) -> None:
+        """Law 1: to give up waiting for an answer is no end of what was sent."""
+        async with self.bench() as bench:
+            await bench.put("a", durability="staged", tiers=("s3",))
+            await bench.end(failed=[(one, bench.now) for one in await bench.claim("s3")])
+            again = await bench.claim("s3", lease_ms=1000)
+            assert [one.attempts for one in again] == [1]
+            await bench.delete("a")
+            assert await bench.end(done=again) == {again[0].blob_id}
+            assert await bench.sweep() == 0
+            bench.now += 1000
+            assert await bench.sweep() == 1
 
     @aio
     async def test_who_lost_a_write_does_not_end_the_wait_for_whoever_took_it_over(self) -> None:
