@@ -116,13 +116,8 @@ def _by_place(scope: Scope, writes: Iterable[DueWrite]) -> Iterator[tuple[dict[s
         yield {**owner(scope), "in_tier": tier, "on_node": node}, blob_ids
 
 
-def finish_writes(
-    connection: Connection, scope: Scope, node: Node, done: Sequence[DueWrite], now_ms: int
-) -> set[bytes]:
+def _finish(connection: Connection, scope: Scope, node: Node, done: Sequence[DueWrite], now_ms: int) -> set[bytes]:
     """Mark written blobs ``ok``. Returns those that are no longer wanted: they were doomed meanwhile."""
-    if not done:
-        return set()
-    quota.lock(connection, scope)
     unwanted: set[bytes] = set()
     for address, blob_ids in _by_place(scope, done):
         values = {**address, "boot": node.boot, "now": now_ms}
@@ -152,11 +147,10 @@ def _end_waits(connection: Connection, scope: Scope, over: Sequence[DueWrite], n
     return ended
 
 
-def postpone_writes(connection: Connection, scope: Scope, node: Node, failed: Sequence[tuple[DueWrite, int]]) -> None:
+def _postpone(connection: Connection, scope: Scope, node: Node, failed: Sequence[tuple[DueWrite, int]]) -> None:
     """Put writes that did not succeed back into the outbox, each until its own time (Unix ms)."""
     if not failed:
         return
-    quota.lock(connection, scope)
     statements.POSTPONED.each(
         connection,
         {**owner(scope), "boot": node.boot},
@@ -167,11 +161,10 @@ def postpone_writes(connection: Connection, scope: Scope, node: Node, failed: Se
     )
 
 
-def drop_writes(connection: Connection, scope: Scope, node: Node, lost: Sequence[DueWrite], now_ms: int) -> list[bytes]:
+def _drop(connection: Connection, scope: Scope, node: Node, lost: Sequence[DueWrite], now_ms: int) -> list[bytes]:
     """Give up writes whose source is gone; entries that nothing else holds go with them. Returns unneeded blobs."""
     if not lost:
         return []
-    quota.lock(connection, scope)
     dropped = [
         row
         for address, blob_ids in _by_place(scope, lost)
@@ -194,9 +187,9 @@ def settle_writes(
 ) -> Turn:
     """Write down how writes ended, and take on the next ones, in one transaction."""
     quota.lock(connection, scope)
-    unwanted = finish_writes(connection, scope, node, ended.done, now_ms)
-    postpone_writes(connection, scope, node, ended.failed)
-    dropped = drop_writes(connection, scope, node, ended.lost, now_ms)
+    unwanted = _finish(connection, scope, node, ended.done, now_ms)
+    _postpone(connection, scope, node, ended.failed)
+    dropped = _drop(connection, scope, node, ended.lost, now_ms)
     blob_ids = [one.blob_id for one in (*ended.done, *(one for one, _ in ended.failed), *ended.lost)]
     settled = frozenset(blob_ids) - outstanding(connection, scope, blob_ids)
     due: list[DueWrite] = []

@@ -150,5 +150,5 @@ def doom_placements(connection: Connection, scope: Scope, blob_ids: Sequence[byt
         freed = sum(length for tier, length in never_begun if tier == "s3")
         quota.apply(connection, scope, quota.Change(s3_bytes=-freed))
         WRITTEN.count(connection, at, some)
-        # A write in flight keeps its lease: the sweep waits until it is over, as `finish_writes` says or the lease.
+        # A write in flight keeps its lease: the sweep waits until `settle_writes` hears of its end, or the lease ends.
         IN_FLIGHT.count(connection, at, some)

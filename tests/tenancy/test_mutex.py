@@ -10,11 +10,12 @@ from uuid import UUID
 import pytest
 from sqlalchemy import Connection, Engine, event
 
-from tenancy import eviction, formats, putting, registry, repair, sweep
+from tenancy import eviction, formats, placements, putting, registry, repair, sweep
 from tenancy.births import Batch, NewChunk
 from tenancy.engine import sqlite_engine
 from tenancy.errors import NamespaceUnknown
 from tenancy.model import Scope
+from tenancy.placements import DueWrite, Endings
 from tenancy.policy import Policy
 from tenancy.registry import KeyRow
 from tenancy.schema import metadata
@@ -22,6 +23,7 @@ from tests.tenancy.catalog_bench import BOTH, HERE, NOW, PLAIN, SEALED, descript
 
 SCOPE = Scope(UUID(int=0xA), UUID(int=1))
 BLOB, LATE = b"b" * 16, b"l" * 16
+WRITE = DueWrite(SCOPE, BLOB, BLOB.hex(), "s3", "", SEALED, 0, frozenset(), NOW)
 TIERS = tuple((tier, HERE.node if tier == "nvme" else "") for tier in BOTH)
 
 
@@ -58,6 +60,7 @@ VERBS: dict[str, Callable[[Connection], Any]] = {
     "expire": lambda c: sweep.expire(c, SCOPE, NOW + 2000, 10),
     "purge": lambda c: sweep.purge(c, SCOPE, HERE, [sweep.DoomedPlacement(BLOB, "nvme", "o")], 10),
     "evict": lambda c: eviction.evict_nvme(c, SCOPE, HERE, [BLOB], NOW),
+    "settle": lambda c: placements.settle_writes(c, SCOPE, HERE, Endings(done=[WRITE]), None, NOW),
     "quarantine": lambda c: repair.quarantine(c, SCOPE, BLOB, "nvme", HERE.node, NOW),
 }
 
@@ -85,6 +88,7 @@ def test_nothing_changes_in_a_namespace_that_is_gone(connection: Connection) -> 
         lambda: sweep.expire(connection, gone, NOW, 1),
         lambda: sweep.delete_keys(connection, gone, 1, [name("a")], NOW),
         lambda: sweep.purge(connection, gone, HERE, [], 1),
+        lambda: placements.settle_writes(connection, gone, HERE, Endings(), None, NOW),
     ):
         with pytest.raises(NamespaceUnknown):
             change()

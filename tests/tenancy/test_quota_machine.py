@@ -265,10 +265,12 @@ class QuotaMachine(RuleBasedStateMachine):
             due = placements.claim_due(connection, SCOPES[space], HERE, "s3", self.now + 1, self.now, 2)
             assert {one.blob_id for one in due} <= {blob for blob, state in model.s3.items() if state == "due"}
             if finished:
-                assert placements.finish_writes(connection, SCOPES[space], HERE, due, self.now) == set()
+                ended = placements.Endings(done=due)
                 model.s3.update({one.blob_id: "ok" for one in due})
             else:
-                placements.postpone_writes(connection, SCOPES[space], HERE, [(one, 0) for one in due])
+                ended = placements.Endings(failed=[(one, 0) for one in due])
+            turn = placements.settle_writes(connection, SCOPES[space], HERE, ended, None, self.now)
+            assert turn.unneeded == frozenset()
 
     @rule(space=which)
     def collect(self, space: int) -> None:
