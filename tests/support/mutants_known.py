@@ -37,6 +37,8 @@ KNOWN: tuple[Known, ...] = (
     *(Known("tenancy.sealing", "_ZEROS = bytes(64 * 1024)", change,
             "how much is zeroed at once: the loop goes over all of it whatever the size of a step")
       for change in ("Mult → Add", "64 → 65", "1024 → 1025")),
+    Known("tenancy.removal", "needed = exists(select(1).where(*bound(entry), entry.c.blob_id == chunk.c.blob_id))",
+          "1 → 2", "EXISTS asks whether there is a row, and not what is in it"),
     Known("tenancy.putting", "heard_since_ms = now_ms - PROCESS_LEASE_MS", "Sub → Add",
           "not killed yet: what another gateway has on its way is tested with several of them, who are not asked here"),
 )  # fmt: skip

@@ -120,6 +120,7 @@ class CatalogWrites(BenchSuite):
             other = next(one.blob_id for one in mine if one.blob_id != theirs.blob_id)
             assert (states[theirs.blob_id, "s3", ""], states[other, "s3", ""]) == ("ok", "writing")
             assert turn.settled == {theirs.blob_id}
+            assert theirs.blob_id not in turn.unneeded, "it was written, if not as this process's"
 
     @aio
     async def test_R51_its_statements_do_not_grow_with_the_writes(self) -> None:
