@@ -45,7 +45,7 @@ SUITES: dict[str, tuple[str, ...]] = {
     "tenancy.sealing": ("tests/tenancy/test_sealing_faults.py", "tests/tenancy/test_sealing_arguments.py",
                         "tests/tenancy/test_sealing_ranges.py", "tests/tenancy/test_sealing_vectors.py"),
     "tenancy.naming": ("tests/tenancy/test_naming.py",),
-    "tenancy.keys.wrapping": ("tests/tenancy/test_wrapping.py",),
+    "tenancy.keys.wrapping": ("tests/tenancy/test_wrapping.py", "tests/tenancy/test_wrapping_remote.py"),
     "tenancy.quota": ("tests/tenancy/test_quota.py", *_CATALOG),
     "tenancy.putting": _CATALOG,
     "tenancy.births": _CATALOG,
