@@ -28,6 +28,7 @@ class Part:
     name: str
     """The blob's."""
     span: slice
+    """It begins at 0 where a piece of the group begins, which fills the window anew."""
 
 
 @dataclass(slots=True)
@@ -72,31 +73,51 @@ class Opening:
         return self.fault is None
 
 
-def parts_of(group: Sequence[Wanted], namespace: UUID) -> list[Part]:
-    """The chunks of a group, one behind the other."""
+def parts_of(group: Sequence[Wanted], namespace: UUID, size: int) -> list[Part]:
+    """The chunks of a group, one behind the other in pieces of `size`."""
     parts, at = [], 0
     names = blob_names(namespace, b"".join([found.blob_id for _, found in group]))
-    for (index, found), name in zip(group, names, strict=True):
+    for number, ((index, found), name) in enumerate(zip(group, names, strict=True)):
+        at = at if number % size else 0
         parts.append(Part(index, found, name, slice(at, at + found.length)))
         at += found.length
     return parts
 
 
-def open_all(openings: Sequence[Opening], room: Room, sink: PayloadSink, *, push: bool, last: bool) -> Delivery | None:
-    """Open chunks; what has not left yet. When all of a window has left, it is zeroed here.
+def piece_of(parts: Sequence[Part]) -> Sequence[Part]:
+    """The leading ones that are in the window at once."""
+    end = next((at for at in range(1, len(parts)) if not parts[at].span.start), len(parts))
+    return parts[:end]
 
-    With `push`, in a worker thread: what is as it should be leaves at once, as far as the client takes it.
+
+def open_all(
+    openings: Sequence[Opening], room: Room, sink: PayloadSink, *, push: bool, last: bool
+) -> tuple[Delivery | None, int]:
+    """Open chunks piece by piece; what has not left yet, and how many were opened. All left, the window is zeroed here.
+
+    With `push`, in a worker thread: what is as it should be leaves at once, as far as the client takes it. When it does
+    not, and without `push`, nothing is opened behind that piece.
     """
-    opened: list[Chunk] = []
-    for opening in openings:
-        target = room.target(opening.part)
-        if opening.open_into(target):
-            opened.append((opening.part.index, target))
-    delivery = sink.delivery(opened)
-    if not push or not delivery.push():
-        return delivery
-    if room.window is not None and last and len(opened) == len(openings):
-        for _, payload in opened:
-            payload.release()
+    done = 0
+    while done < len(openings):
+        opened: list[Chunk] = []
+        for opening in _piece_of(openings[done:], room):
+            target = room.target(opening.part)
+            if opening.open_into(target):
+                opened.append((opening.part.index, target))
+            done += 1
+        delivery = sink.delivery(opened)
+        if not push or not delivery.push():
+            return delivery, done
+        if room.window is not None:
+            for _, payload in opened:
+                payload.release()
+    if push and room.window is not None and last and all(opening.fault is None for opening in openings):
         room.window.wipe()
-    return None
+    return None, done
+
+
+def _piece_of(openings: Sequence[Opening], room: Room) -> Sequence[Opening]:
+    if room.window is None:
+        return openings
+    return openings[: len(piece_of([opening.part for opening in openings]))]

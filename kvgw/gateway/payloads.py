@@ -9,8 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias, TypeVar
 
-GROUP_BYTES: Final = 4 * 1024 * 1024
-"""Plaintext of a group of small chunks: enough to make its thread hop cheap, and no more than one chunk often has."""
+GROUP_BYTES: Final = 1024 * 1024
+"""Plaintext of a group of small chunks: enough to make its thread hop cheap, and little enough to stay in a cache."""
+
+VISIT_BYTES: Final = 16 * 1024 * 1024
+"""Plaintext that leaves in one visit to a thread, a group after the other, as long as the client takes it."""
 
 SHARED_GROUP_BYTES: Final = 32 * 1024 * 1024
 """The same where chunks pass through one segment's memory: they lie in the client's, or a thread receives them."""
@@ -120,6 +123,11 @@ class PayloadSink(Protocol):
 def group_size(chunk_bytes: int, window_share: int) -> int:
     """Chunks of a group in a window; `window_share` is that of `Staging`."""
     return max(1, min(GROUP_BYTES, window_share) // chunk_bytes)
+
+
+def visit_size(size: int, chunk_bytes: int) -> int:
+    """Chunks of one visit to a thread, in pieces of `size`."""
+    return max(1, VISIT_BYTES // (size * chunk_bytes)) * size
 
 
 def shared_group_size(chunk_bytes: int, *, with_tier: bool = False) -> int:

@@ -17,7 +17,7 @@ from uuid import UUID
 
 from kvgw.gateway.ahead import Extra, ReadAhead
 from kvgw.gateway.directory import Place
-from kvgw.gateway.opening import Opening, Part, Room, Wanted, open_all, parts_of
+from kvgw.gateway.opening import Opening, Part, Room, Wanted, open_all, parts_of, piece_of
 from kvgw.gateway.payloads import (
     INLINE_BYTES,
     Delivery,
@@ -25,6 +25,7 @@ from kvgw.gateway.payloads import (
     group_size,
     groups,
     shared_group_size,
+    visit_size,
 )
 from kvgw.gateway.rooms import Rooms
 from storage.access import Reading
@@ -83,13 +84,20 @@ class GroupReader:
     async def _deliver_groups(self, shared: Sequence[Wanted], rest: Sequence[Wanted]) -> None:
         length = self.kv_format.chunk_bytes
         if shared:
-            first = blob_name(self._namespace, shared[0][1].blob_id)
-            size = shared_group_size(length, with_tier=not self.rooms.staging.holds(first))
-            await self._deliver_in([Room(None, self.shared)] * PIPELINE_DEPTH, groups(shared, size))
+            size = shared_group_size(length, with_tier=not self._holds(shared[0]))
+            await self._deliver_in([Room(None, self.shared)] * PIPELINE_DEPTH, groups(shared, size), size)
         if rest:
             size = group_size(length, self.rooms.staging.window_share)
-            async with self._windows(rest[:size], -(-len(rest) // size)) as rooms:
-                await self._deliver_in(rooms, groups(rest, size))
+            visits = groups(rest, self._visit_size(rest[0], size))
+            async with self._windows(rest[:size], len(visits)) as rooms:
+                await self._deliver_in(rooms, visits, size)
+
+    def _visit_size(self, first: Wanted, size: int) -> int:
+        """Chunks of a group: what one visit to a thread can take, in pieces of `size`, where it can do without us."""
+        return visit_size(size, first[1].length) if self.sink.pushes and self._holds(first) else size
+
+    def _holds(self, one: Wanted) -> bool:
+        return self.rooms.staging.holds(blob_name(self._namespace, one[1].blob_id))
 
     @asynccontextmanager
     async def _windows(self, group: Sequence[Wanted], count: int) -> AsyncIterator[Sequence[Room]]:
@@ -109,17 +117,17 @@ class GroupReader:
                 self.degraded = self.degraded if rooms else str(error)
             yield rooms
 
-    async def _deliver_in(self, rooms: Sequence[Room], of_all: Sequence[Sequence[Wanted]]) -> None:
-        """Deliver groups in their order, one in each room at a time."""
+    async def _deliver_in(self, rooms: Sequence[Room], of_all: Sequence[Sequence[Wanted]], size: int) -> None:
+        """Deliver groups in their order, one in each room at a time, where `size` chunks are at once."""
         work = _in_turn(of_all)
         async with Together() as tasks:
             for room in rooms[: len(of_all)]:
-                tasks.create_task(self._deliver_some(room, work, min(len(rooms), len(of_all))))
+                tasks.create_task(self._deliver_some(room, work, min(len(rooms), len(of_all)), size))
 
-    async def _deliver_some(self, room: Room, work: Iterator[_Turn], rooms: int) -> None:
+    async def _deliver_some(self, room: Room, work: Iterator[_Turn], rooms: int, size: int) -> None:
         for group, left, turn, next_turn in work:
             last = left < rooms  # one of these for each room: it is zeroed at the end of that
-            await self._fill_and_deliver(parts_of(group, self._namespace), room, turn, last=last)
+            await self._fill_and_deliver(parts_of(group, self._namespace, size), room, turn, last=last)
             await turn.wait()
             next_turn.set()
             if last:
@@ -144,13 +152,15 @@ class GroupReader:
             parts = parts[passed:]
 
     async def _deliver_residents(self, parts: Sequence[Part], room: Room, turn: asyncio.Event, *, last: bool) -> int:
-        """Deliver the leading run that staging has; its length."""
-        blobs = [(part.name, part.found.sealed_length) for part in parts]
-        if room.window is not None and self.sink.pushes and self.rooms.staging.holds(blobs[0][0]):
+        """Deliver the leading run that staging has, or some of it; how many."""
+        if room.window is not None and self.sink.pushes and self.rooms.staging.holds(parts[0].name):
             await turn.wait()  # now, because nobody waits while holding residents
+        some = parts if room.window is None or self.sink.pushes else piece_of(parts)
+        blobs = [(part.name, part.found.sealed_length) for part in some]
         with self.rooms.staging.residents(self.reader, blobs) as readings:
             openings = self._openings(parts, readings)
-            rest = await self._open(openings, room, turn, last=last and len(openings) == len(parts))
+            rest, done = await self._open(openings, room, turn, last=last and len(openings) == len(parts))
+            openings = openings[:done]
             for opening in openings:
                 if opening.fault is None:
                     self._promote(opening.origin, opening.part, wanted=not opening.part.found.on_nvme)
@@ -198,7 +208,7 @@ class GroupReader:
             try:
                 async with self._filled(tier, part) as reading:
                     opening = self._opening(part, reading, STAGING if reading.was_resident else tier)
-                    rest = await self._open([opening], room, turn, last=last)
+                    rest, _ = await self._open([opening], room, turn, last=last)
                     if opening.fault is None and not reading.was_resident:
                         self._promote(tier, part, wanted="nvme" in refused or not part.found.on_nvme)
                 if opening.fault is None:
@@ -244,13 +254,13 @@ class GroupReader:
 
     async def _open(
         self, openings: Sequence[Opening], room: Room, turn: asyncio.Event, *, last: bool
-    ) -> Delivery | None:
-        """Open chunks, and push those that are what they should be if it is their turn; what has not left yet.
+    ) -> tuple[Delivery | None, int]:
+        """Open chunks, and push those that are what they should be if it is their turn; as `open_all` answers.
 
         It never waits for its turn: whoever holds residents would wait for one who may be waiting for residents.
         """
         if not openings:
-            return None
+            return None, 0
         if sum(opening.part.found.length for opening in openings) <= INLINE_BYTES:
             return open_all(openings, room, self.sink, push=False, last=last)
         push = self.sink.pushes and turn.is_set()

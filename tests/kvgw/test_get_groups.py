@@ -11,7 +11,6 @@ from uuid import UUID
 import pytest
 from msgspec.structs import replace
 
-from kvgw.gateway.ahead import OPENING_BYTES
 from kvgw.gateway.payloads import group_size, groups
 from kvgw.model import Outcome
 from kvgw.settings import SharedMemorySettings, StagingSettings
@@ -25,7 +24,7 @@ ANOTHER = UUID(int=0xA)
 
 
 def test_groups_are_cut_by_bytes_and_by_what_a_tenant_may_hold() -> None:
-    assert [len(group) for group in groups(range(100), group_size(64 * 1024, 1 << 30))] == [64, 36]
+    assert [len(group) for group in groups(range(100), group_size(64 * 1024, 1 << 30))] == [16] * 6 + [4]
     assert [len(group) for group in groups(range(3), group_size(64 * MIB, 1 << 30))] == [1, 1, 1]
     assert [len(group) for group in groups(range(4), group_size(64 * 1024, 128 * 1024))] == [2, 2]
     assert list(groups([], 1)) == []
@@ -118,12 +117,14 @@ async def test_what_is_pushed_and_what_is_not_arrives_alike(tmp_path: Path) -> N
         await gateway.check_clean()
 
 
+@pytest.mark.parametrize("cold", [True, False])
 @pytest.mark.parametrize("patience", [0.0, 1.0])
 @pytest.mark.parametrize("kind", ["unix", "tcp"])
 @aio
 async def test_law_6_the_groups_of_a_get_take_turns_in_two_windows_that_are_zero_in_the_end(
-    tmp_path: Path, kind: Kind, patience: float
+    tmp_path: Path, kind: Kind, patience: float, *, cold: bool
 ) -> None:
+    """What is in staging leaves in one visit, whose pieces take turns in one window."""
     async with house(kind, tmp_path / "gw") as gateway:
         client = gateway.client()
         registered = await client.register(format_of(256 * 1024))
@@ -134,13 +135,15 @@ async def test_law_6_the_groups_of_a_get_take_turns_in_two_windows_that_are_zero
         damage_resident(gateway, names[9])
         damage_file(gateway.opened.folder, names[9])
         staging = gateway.opened.rooms.staging
+        for name in names if cold else ():
+            staging.drop(name)
         with (
             mock.patch.object(type(staging), "window", autospec=True, side_effect=type(staging).window) as taken,
             mock.patch("kvgw.server.exchange.PATIENCE_SECONDS", patience),
         ):
             _, found = await read(client, registered, keys)
         assert found == [*payloads[:9], None, *payloads[10:]], "law 2: whoever had the window before"
-        assert [call.args[2] for call in taken.call_args_list] == 2 * [3 * 256 * 1024], "nine groups"
+        assert [call.args[2] for call in taken.call_args_list] == (1 + cold) * [3 * 256 * 1024], "nine of them"
         region = staging.window_region
         memory, start = gateway.opened.arena.memory, region.address - gateway.opened.arena.region.address
         assert not any(bytes(memory.view(start, region.length)))
@@ -148,13 +151,11 @@ async def test_law_6_the_groups_of_a_get_take_turns_in_two_windows_that_are_zero
 
 
 @aio
-async def test_a_group_that_is_read_in_pieces_loses_nothing(tmp_path: Path) -> None:
-    """A group is larger than what read-ahead waits for before its first chunks leave."""
+async def test_a_visit_that_is_made_in_pieces_loses_nothing(tmp_path: Path) -> None:
     settings = replace(SMALL, staging=StagingSettings(bytes=96 * MIB, tenants=1))
     async with house("unix", tmp_path / "gw", settings=settings) as gateway:
         client = gateway.client()
         registered = await client.register(format_of(64 * 1024))
-        assert group_size(64 * 1024, gateway.opened.rooms.staging.window_share) * 64 * 1024 == 4 * OPENING_BYTES
         keys, payloads = keys_of(128), payloads_of(registered, 128)
         assert (await client.put(registered, keys, payloads)).stored == 128
         await gateway.opened.crew.drain_everywhere()
@@ -178,7 +179,7 @@ async def test_law_6_a_group_fits_what_is_guaranteed_while_another_has_borrowed_
     tmp_path: Path, kind: Kind
 ) -> None:
     settings = replace(
-        SMALL, staging=StagingSettings(bytes=64 * MIB, tenants=4), shared_memory=SharedMemorySettings(bytes=0)
+        SMALL, staging=StagingSettings(bytes=16 * MIB, tenants=4), shared_memory=SharedMemorySettings(bytes=0)
     )
     async with house(kind, tmp_path / "gw", settings=settings) as gateway:
         client = gateway.client()
@@ -191,3 +192,25 @@ async def test_law_6_a_group_fits_what_is_guaranteed_while_another_has_borrowed_
             assert (await client.put(registered, keys, payloads)).stored == 64
             report, found = await read(client, registered, keys)
             assert (report.outcome, found) == (Outcome.OK, payloads)
+
+
+@pytest.mark.parametrize(("nbytes", "count", "visits"), [(64 * 1024, 64, 1), (MIB, 24, 2), (4 * MIB, 6, 2)])
+@aio
+async def test_what_staging_has_leaves_in_few_visits_to_a_thread(
+    tmp_path: Path, nbytes: int, count: int, visits: int
+) -> None:
+    settings = replace(SMALL, staging=StagingSettings(bytes=96 * MIB, tenants=1))
+    async with house("unix", tmp_path / "gw", settings=settings) as gateway:
+        client = gateway.client()
+        registered = await client.register(format_of(nbytes))
+        keys, payloads = keys_of(count), payloads_of(registered, count)
+        await client.put(registered, keys, payloads)
+        await gateway.opened.crew.drain_everywhere()
+        workers = gateway.opened.rooms.workers
+        with (
+            mock.patch.object(workers, "run", side_effect=workers.run) as made,
+            mock.patch("kvgw.server.exchange.PATIENCE_SECONDS", 10.0),
+        ):
+            assert (await read(client, registered, keys))[1] == payloads
+        assert made.call_count == visits
+        await gateway.check_clean()
