@@ -144,7 +144,7 @@ FIGURES: dict[str, str] = {
     "L03": "78 to 95 % of the peak at 0.8 to 2.8 times its p99 (eight runs, seven of them within 80 % and 3)",
     "L02": "4,000 → 1,000,000 rows: a look-up 0.15 → 0.20 ms (p99 2.0), a page of 500 expired 53 → 220 ms",
     "L06": "four orders a second: p99 × 1.28, 1.33, 1.35 in three runs of seven pairs (limit 1.5)",
-    "L07": "313 mutants tried: killed, some by tests that were written for it, but for eight that are known to survive; "
+    "L07": "313 mutants tried: killed, some by tests that were written for it, but for eight known to survive; "
     "see the end",
     "L08": "sealing, quota, putting, births, removal, sweep, shares 100 %; pool 99.5, residents 98.7, placements 98.5, "
     "staging 97.6",
