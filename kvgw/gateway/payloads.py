@@ -15,6 +15,9 @@ GROUP_BYTES: Final = 1024 * 1024
 VISIT_BYTES: Final = 16 * 1024 * 1024
 """Plaintext that leaves in one visit to a thread, a group after the other, as long as the client takes it."""
 
+VISIT_CHUNKS: Final = 256
+"""Chunks of one visit: to hold them and let them go is work for the event loop, 3 µs each."""
+
 SHARED_GROUP_BYTES: Final = 32 * 1024 * 1024
 """The same where chunks pass through one segment's memory: they lie in the client's, or a thread receives them."""
 
@@ -127,7 +130,7 @@ def group_size(chunk_bytes: int, window_share: int) -> int:
 
 def visit_size(size: int, chunk_bytes: int) -> int:
     """Chunks of one visit to a thread, in pieces of `size`."""
-    return max(1, VISIT_BYTES // (size * chunk_bytes)) * size
+    return max(1, min(VISIT_BYTES // chunk_bytes, VISIT_CHUNKS) // size) * size
 
 
 def shared_group_size(chunk_bytes: int, *, with_tier: bool = False) -> int:

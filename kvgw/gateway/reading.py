@@ -65,6 +65,8 @@ class GroupReader:
     """Batch index → tier that had the chunk, of those delivered."""
     _ahead: ReadAhead = field(init=False)
     _sealed_as: dict[tuple[int, int, int, int], tuple[SecretBytes, BlobAddress]] = field(default_factory=dict)
+    _is_slow: bool = False
+    """The client has left something behind: no more is held for it at once than it is sent at once."""
     degraded: str = ""
     """Why chunks that are there could not be read; empty when there was no such reason."""
 
@@ -110,8 +112,7 @@ class GroupReader:
         async with AsyncExitStack() as stack:
             try:
                 while len(rooms) < min(PIPELINE_DEPTH, count):
-                    limit = 0.0 if rooms else self._remaining()
-                    window = self.rooms.staging.window(self.reader, nbytes, limit)
+                    window = self.rooms.staging.window(self.reader, nbytes, 0.0 if rooms else self._remaining())
                     rooms.append(Room(await stack.enter_async_context(window), ()))
             except StagingBusy as error:
                 self.degraded = self.degraded if rooms else str(error)
@@ -155,12 +156,12 @@ class GroupReader:
         """Deliver the leading run that staging has, or some of it; how many."""
         if room.window is not None and self.sink.pushes and self.rooms.staging.holds(parts[0].name):
             await turn.wait()  # now, because nobody waits while holding residents
-        some = parts if room.window is None or self.sink.pushes else piece_of(parts)
-        blobs = [(part.name, part.found.sealed_length) for part in some]
+        whole = room.window is None or (self.sink.pushes and not self._is_slow)
+        blobs = [(part.name, part.found.sealed_length) for part in (parts if whole else piece_of(parts))]
         with self.rooms.staging.residents(self.reader, blobs) as readings:
             openings = self._openings(parts, readings)
             rest, done = await self._open(openings, room, turn, last=last and len(openings) == len(parts))
-            openings = openings[:done]
+            openings, self._is_slow = openings[:done], self._is_slow or rest is not None
             for opening in openings:
                 if opening.fault is None:
                     self._promote(opening.origin, opening.part, wanted=not opening.part.found.on_nvme)
@@ -287,8 +288,7 @@ class GroupReader:
         rooms.metrics.refused_blobs.labels(tier, reason).inc()
         if tier == STAGING:
             return
-        scope = self.place.scope
-        node = rooms.placement_node(tier)
+        scope, node = self.place.scope, rooms.placement_node(tier)
         try:
             dead = await rooms.catalog.quarantine(scope, found.blob_id, tier, node, rooms.time.now_ms())
         except CatalogUnavailable as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from unittest import mock
@@ -11,10 +12,11 @@ from uuid import UUID
 import pytest
 from msgspec.structs import replace
 
-from kvgw.gateway.payloads import group_size, groups
+from kvgw.gateway.payloads import group_size, groups, visit_size
 from kvgw.model import Outcome
 from kvgw.settings import SharedMemorySettings, StagingSettings
 from storage.errors import StagingBusy
+from storage.resident import Resident
 from storage.tier import blob_name
 from tests.support.aio import aio
 from tests.support.gateways import MIB, SMALL, House, Kind, format_of, house, keys_of, payloads_of, read
@@ -28,6 +30,8 @@ def test_groups_are_cut_by_bytes_and_by_what_a_tenant_may_hold() -> None:
     assert [len(group) for group in groups(range(3), group_size(64 * MIB, 1 << 30))] == [1, 1, 1]
     assert [len(group) for group in groups(range(4), group_size(64 * 1024, 128 * 1024))] == [2, 2]
     assert list(groups([], 1)) == []
+    assert [visit_size(16, 64 * 1024), visit_size(1, 4 * MIB), visit_size(1, 64 * MIB)] == [256, 4, 1]
+    assert [visit_size(256, 4096), visit_size(300, 1024)] == [256, 300], "no more chunks than are worth it, or a piece"
 
 
 async def names_of(gateway: House, keys: list[bytes]) -> list[str]:
@@ -213,4 +217,34 @@ async def test_what_staging_has_leaves_in_few_visits_to_a_thread(
         ):
             assert (await read(client, registered, keys))[1] == payloads
         assert made.call_count == visits
+        await gateway.check_clean()
+
+
+@pytest.mark.parametrize("patience", [0.0, 10.0])
+@aio
+async def test_law_9_a_slow_client_has_no_more_held_for_it_than_it_is_sent(tmp_path: Path, patience: float) -> None:
+    """Each chunk is held once: what is held for each piece of a visit is the square of what it is worth."""
+    settings = replace(SMALL, staging=StagingSettings(bytes=96 * MIB, tenants=1))
+    async with house("unix", tmp_path / "gw", settings=settings) as gateway:
+        client = gateway.client()
+        registered = await client.register(format_of(64 * 1024))
+        keys, payloads = keys_of(128), payloads_of(registered, 128)
+        await client.put(registered, keys, payloads)
+        await gateway.opened.crew.drain_everywhere()
+        staging = gateway.opened.rooms.staging
+        held: list[int] = []
+
+        def hold(tenant: UUID, blobs: Sequence[tuple[str, int]]) -> list[Resident]:
+            run = hold_now(tenant, blobs)
+            held.append(len(run))
+            return run
+
+        hold_now = staging._pool.hold_now
+        with (
+            mock.patch.object(staging._pool, "hold_now", hold),
+            mock.patch("kvgw.server.exchange.PATIENCE_SECONDS", patience),
+            mock.patch("kvgw.server.exchange.PATIENCE_BYTES_PER_SECOND", 1e18),
+        ):
+            assert (await read(client, registered, keys))[1] == payloads
+        assert held == [128] if patience else sum(held) < 128 + 128 and max(held[1:]) <= 16
         await gateway.check_clean()
