@@ -80,14 +80,19 @@ class Ledger:
         self._guaranteed: set[UUID] = set()
 
     @property
-    def guarantee(self) -> int:
-        """The bytes that each of the first tenants that hold something has for certain; 0: none has."""
-        return self._guarantee if self._tenants else 0
-
-    @property
     def limit(self) -> int:
         """The most bytes that one tenant can ever hold."""
-        return self.common + self.guarantee
+        return self.common + (self._guarantee if self._tenants else 0)
+
+    @property
+    def share(self) -> int:
+        """What one of its operations should take at most, where less will do.
+
+        A quarter of all that it can hold, and no more than is guaranteed: for that nobody waits for what others have
+        borrowed.
+        """
+        guaranteed = self._guarantee if self._tenants else 0
+        return min(self.limit // 4, guaranteed or self.limit)
 
     def held(self, tenant: UUID) -> int:
         """Bytes that the tenant holds."""

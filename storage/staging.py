@@ -163,13 +163,8 @@ class Staging:
 
     @property
     def window_share(self) -> int:
-        """The most bytes of windows that one operation should take, where fewer will do.
-
-        A quarter of what its tenant can have, and no more than is guaranteed: for that it never waits for what others
-        have borrowed.
-        """
-        ledger = self._pool.window_ledger
-        return min(ledger.limit // 4, ledger.guarantee or ledger.limit)
+        """The most bytes of windows that one operation should take, where fewer will do."""
+        return self._pool.window_ledger.share
 
     @property
     def resident_limit(self) -> int:
