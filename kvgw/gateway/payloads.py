@@ -12,17 +12,17 @@ from typing import Final, Protocol, TypeAlias, TypeVar
 GROUP_BYTES: Final = 1024 * 1024
 """Plaintext of a group of small chunks: enough to make its thread hop cheap, and little enough to stay in a cache."""
 
-VISIT_BYTES: Final = 16 * 1024 * 1024
-"""Plaintext that leaves in one visit to a thread, a group after the other, as long as the client takes it."""
-
-VISIT_CHUNKS: Final = 256
-"""Chunks of one visit: to hold them and let them go is work for the event loop, 3 µs each."""
-
 SHARED_GROUP_BYTES: Final = 32 * 1024 * 1024
 """The same where chunks pass through one segment's memory: they lie in the client's, or a thread receives them."""
 
 TIER_GROUP_BYTES: Final = 8 * 1024 * 1024
 """The same where a tier gives or takes the chunks meanwhile: one group is sealed or opened while it has another."""
+
+VISIT_BYTES: Final = 16 * 1024 * 1024
+"""Plaintext that leaves in one visit to a thread, a group after the other, as long as the client takes it."""
+
+VISIT_CHUNKS: Final = 256
+"""Chunks of one visit: to hold them and let them go is work for the event loop, 3 µs each."""
 
 INLINE_BYTES: Final = 64 * 1024
 """Work on so little is done before a worker thread would have begun with it."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from unittest import mock
 from uuid import UUID
@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from kvgw.channel import PlainChannel
 from kvgw.gateway.payloads import group_size, groups, visit_size
 from kvgw.model import Outcome
+from kvgw.reports import Registered
 from kvgw.settings import SharedMemorySettings, StagingSettings
 from storage.errors import StagingBusy
 from storage.resident import Resident
@@ -155,15 +156,24 @@ async def test_law_6_the_groups_of_a_get_take_turns_in_two_windows_that_are_zero
         await gateway.check_clean()
 
 
+@asynccontextmanager
+async def stored(
+    folder: Path, nbytes: int, count: int
+) -> AsyncIterator[tuple[House, Registered, list[bytes], list[bytes]]]:
+    """A roomy gateway that has so many chunks of `nbytes` in staging and on its disk."""
+    settings = replace(SMALL, staging=StagingSettings(bytes=96 * MIB, tenants=1))
+    async with house("unix", folder, settings=settings) as gateway:
+        client = gateway.client()
+        registered = await client.register(format_of(nbytes))
+        keys, payloads = keys_of(count), payloads_of(registered, count)
+        assert (await client.put(registered, keys, payloads)).stored == count
+        await gateway.opened.crew.drain_everywhere()
+        yield gateway, registered, keys, payloads
+
+
 @aio
 async def test_a_visit_that_is_made_in_pieces_loses_nothing(tmp_path: Path) -> None:
-    settings = replace(SMALL, staging=StagingSettings(bytes=96 * MIB, tenants=1))
-    async with house("unix", tmp_path / "gw", settings=settings) as gateway:
-        client = gateway.client()
-        registered = await client.register(format_of(64 * 1024))
-        keys, payloads = keys_of(128), payloads_of(registered, 128)
-        assert (await client.put(registered, keys, payloads)).stored == 128
-        await gateway.opened.crew.drain_everywhere()
+    async with stored(tmp_path / "gw", 64 * 1024, 128) as (gateway, registered, keys, payloads):
         names = await names_of(gateway, keys)
         for name in names:
             gateway.opened.rooms.staging.drop(name)
@@ -172,7 +182,7 @@ async def test_a_visit_that_is_made_in_pieces_loses_nothing(tmp_path: Path) -> N
         expected: list[bytes | None] = [*payloads]
         expected[20] = expected[127] = None
         for tier in ("nvme", "staging"):
-            report, found = await read(client, registered, keys)
+            report, found = await read(gateway.client(), registered, keys)
             assert found == expected, "law 2"
             assert {hit.tier for hit in report.hits} == {tier}
         await gateway.check_clean()
@@ -204,19 +214,13 @@ async def test_law_6_a_group_fits_what_is_guaranteed_while_another_has_borrowed_
 async def test_what_staging_has_leaves_in_few_visits_to_a_thread(
     tmp_path: Path, nbytes: int, count: int, visits: int
 ) -> None:
-    settings = replace(SMALL, staging=StagingSettings(bytes=96 * MIB, tenants=1))
-    async with house("unix", tmp_path / "gw", settings=settings) as gateway:
-        client = gateway.client()
-        registered = await client.register(format_of(nbytes))
-        keys, payloads = keys_of(count), payloads_of(registered, count)
-        await client.put(registered, keys, payloads)
-        await gateway.opened.crew.drain_everywhere()
+    async with stored(tmp_path / "gw", nbytes, count) as (gateway, registered, keys, payloads):
         workers = gateway.opened.rooms.workers
         with (
             mock.patch.object(workers, "run", side_effect=workers.run) as made,
             mock.patch("kvgw.server.exchange.PATIENCE_SECONDS", 10.0),
         ):
-            assert (await read(client, registered, keys))[1] == payloads
+            assert (await read(gateway.client(), registered, keys))[1] == payloads
         assert made.call_count == visits
         await gateway.check_clean()
 
@@ -224,13 +228,7 @@ async def test_what_staging_has_leaves_in_few_visits_to_a_thread(
 @aio
 async def test_law_9_a_slow_client_has_no_more_held_for_it_than_it_is_sent(tmp_path: Path) -> None:
     """Each chunk is held once: what is held for each piece of a visit is the square of what it is worth."""
-    settings = replace(SMALL, staging=StagingSettings(bytes=96 * MIB, tenants=1))
-    async with house("unix", tmp_path / "gw", settings=settings) as gateway:
-        client = gateway.client()
-        registered = await client.register(format_of(64 * 1024))
-        keys, payloads = keys_of(128), payloads_of(registered, 128)
-        await client.put(registered, keys, payloads)
-        await gateway.opened.crew.drain_everywhere()
+    async with stored(tmp_path / "gw", 64 * 1024, 128) as (gateway, registered, keys, payloads):
         staging = gateway.opened.rooms.staging
         held: list[int] = []
 
@@ -244,6 +242,6 @@ async def test_law_9_a_slow_client_has_no_more_held_for_it_than_it_is_sent(tmp_p
             mock.patch.object(staging._pool, "hold_now", hold),
             mock.patch.object(PlainChannel, "push", lambda *_: 0.0),  # as if the client took nothing meanwhile
         ):
-            assert (await read(client, registered, keys))[1] == payloads
+            assert (await read(gateway.client(), registered, keys))[1] == payloads
         assert held == [128] + [16] * 7
         await gateway.check_clean()
