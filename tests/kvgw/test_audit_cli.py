@@ -72,7 +72,7 @@ def test_S21_the_exit_code_says_what_is_wrong(folder: Path, tmp_path: Path) -> N
     checkpoints.unlink()
     code, said = verified(*where)
     assert (code, "no copy outside" in said) == (2, True), said
-    checkpoints.write_bytes(kept.replace(b"time 17", b"time 18"))
+    checkpoints.write_bytes(kept.replace(b"time 1", b"time 2"))
     assert verified(*where)[0] == 1
     checkpoints.write_bytes(b"{}\n")
     assert verified(*where)[0] == 3
