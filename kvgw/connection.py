@@ -9,6 +9,7 @@ from typing import Final, TypeVar
 
 from kvgw import wire
 from kvgw.channel import ConnectionEnded, Outgoing
+from kvgw.copying import copy
 from kvgw.dial import dial
 from kvgw.endpoint import Endpoint
 from kvgw.errors import RequestRefused
@@ -153,7 +154,7 @@ class Exchange:
         offsets = window.places_for([len(payload) for payload in payloads])
         told = piece = 0
         for at, offset in enumerate(offsets):
-            window.view[offset : offset + len(payloads[at])] = payloads[at]
+            copy(window.view[offset : offset + len(payloads[at])], payloads[at])
             piece += len(payloads[at])
             if piece >= _PIECE_BYTES:
                 await self._tell(offsets[told : at + 1])
@@ -207,7 +208,7 @@ class Exchange:
     def _take_out(self, target: memoryview, offset: int) -> None:
         window = self._connection.window
         if self._connection.copies and window is not None:
-            target[:] = window.view[offset : offset + len(target)]
+            copy(target, window.view[offset : offset + len(target)])
 
     async def _expect(self, kind: Kind) -> bytes:
         """The header of the next frame, which must be of this kind."""

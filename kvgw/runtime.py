@@ -52,6 +52,10 @@ class Workers(Protocol):
 
     async def run(self, work: Callable[[], Result]) -> Result: ...
 
+    def wanted(self) -> bool:
+        """Whether work waits for a thread: what could go on for long may end here instead. For any thread to ask."""
+        ...
+
 
 class SystemClock:
     """The machine's clocks."""
@@ -110,6 +114,9 @@ class ThreadWorkers:
         self._calls.put(True)
         result: Result = await job.end()
         return result
+
+    def wanted(self) -> bool:
+        return len(self._jobs) > 0
 
     def _serve(self) -> None:
         """What each thread does until it is told to end."""

@@ -34,6 +34,8 @@ from tenancy.errors import TenancyError
 
 START_SECONDS: Final = 60.0
 STAGING_SPARE_BYTES: Final = 256 * MIB
+STAGING_ROUNDS: Final = 8
+"""Staging has room for so many rounds, as a server's has: write-back does not begin while there is that much."""
 _PEER_CREDENTIALS: Final = struct.Struct("3i")
 
 
@@ -78,12 +80,13 @@ async def gateway_under_test(options: Options, folder: Path) -> AsyncIterator[Ga
 
 
 def _settings(options: Options) -> Settings:
-    """Staging in which every client's round stays resident, dirty or not, beside the windows.
+    """Staging for several rounds, where there is memory; every client's round stays resident, dirty or not, anyway.
 
     The gateway keeps a quarter of staging for windows, and a quarter of the rest from dirty residents.
     """
     stored = options.clients * max(case.stored_bytes for case in options.cases())
-    staging = (2 * stored + STAGING_SPARE_BYTES) // (2 * MIB) * (2 * MIB)
+    roomy = min(STAGING_ROUNDS * stored, _available_bytes() // 4)
+    staging = (max(2 * stored, roomy) + STAGING_SPARE_BYTES) // (2 * MIB) * (2 * MIB)
     return Settings(
         server=ServerSettings(http="", listen="127.0.0.1:0" if options.transport == "tcp" else ""),
         staging=StagingSettings(bytes=staging, tenants=1),
@@ -102,14 +105,18 @@ def shared_memory(transport: TransportName, cases: Sequence[Case], clients: int)
 
 
 def _check_memory(nbytes: int) -> None:
-    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-        if line.startswith("MemAvailable:"):
-            available = int(line.split()[1]) * 1024
-            if nbytes > available // 2:
-                raise BenchError(
-                    f"the gateway would need {nbytes // MIB} MiB of staging and shared memory, more than half of the "
-                    f"{available // MIB} MiB that are available; lower --clients, --batch or --round-bytes"
-                )
+    available = _available_bytes()
+    if nbytes > available // 2:
+        raise BenchError(
+            f"the gateway would need {nbytes // MIB} MiB of staging and shared memory, more than half of the "
+            f"{available // MIB} MiB that are available; lower --clients, --batch or --round-bytes"
+        )
+
+
+def _available_bytes() -> int:
+    """What the system says that it can give without swapping."""
+    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
 
 
 def peer_pid(path: str) -> int | None:

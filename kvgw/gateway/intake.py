@@ -12,6 +12,7 @@ from functools import partial
 from threading import Lock
 from typing import Final
 
+from kvgw.copying import copy
 from kvgw.gateway.payloads import Incoming, Part
 from kvgw.runtime import Workers
 from storage.access import Draft, Window
@@ -59,7 +60,7 @@ class Sealing:
         for index in range(self.address.segments):
             span = self.address.plain_span(index)
             with scratch[: span.stop - span.start] as segment:
-                segment[:] = shared[span]
+                copy(segment, shared[span])
                 sealer.update(segment)
         return sealer.finish()
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 from uuid import UUID
 
-from kvgw.gateway.payloads import Chunk, Delivery, PayloadSink
+from kvgw.gateway.payloads import VISIT_BYTES_MIN, Chunk, Delivery, PayloadSink
 from storage.access import Window
 from storage.tier import blob_names
 from tenancy.errors import SealBroken
@@ -91,18 +91,19 @@ def piece_of(parts: Sequence[Part]) -> Sequence[Part]:
 
 
 def open_all(
-    openings: Sequence[Opening], room: Room, sink: PayloadSink, *, push: bool, last: bool
+    openings: Sequence[Opening], room: Room, sink: PayloadSink, wanted: Callable[[], bool], *, push: bool, last: bool
 ) -> tuple[Delivery | None, int]:
     """Open chunks piece by piece; what has not left yet, and how many were opened. All left, the window is zeroed here.
 
     With `push`, in a worker thread: what is as it should be leaves at once, as far as the client takes it. When it does
-    not, and without `push`, nothing is opened behind that piece.
+    not, and without `push`, nothing is opened behind that piece. Nor is it when the thread is `wanted` for other work.
     """
-    done = 0
-    while done < len(openings):
+    done = moved = 0
+    while done < len(openings) and not (moved >= VISIT_BYTES_MIN and wanted()):
         opened: list[Chunk] = []
         for opening in _piece_of(openings[done:], room):
             target = room.target(opening.part)
+            moved += len(target)
             if opening.open_into(target):
                 opened.append((opening.part.index, target))
             done += 1
@@ -112,7 +113,8 @@ def open_all(
         if room.window is not None:
             for _, payload in opened:
                 payload.release()
-    if push and room.window is not None and last and all(opening.fault is None for opening in openings):
+    whole = done == len(openings) and all(opening.fault is None for opening in openings)
+    if push and room.window is not None and last and whole:
         room.window.wipe()
     return None, done
 

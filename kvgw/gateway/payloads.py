@@ -18,8 +18,11 @@ SHARED_GROUP_BYTES: Final = 32 * 1024 * 1024
 TIER_GROUP_BYTES: Final = 8 * 1024 * 1024
 """The same where a tier gives or takes the chunks meanwhile: one group is sealed or opened while it has another."""
 
-VISIT_BYTES: Final = 16 * 1024 * 1024
+VISIT_BYTES: Final = 64 * 1024 * 1024
 """Plaintext that leaves in one visit to a thread, a group after the other, as long as the client takes it."""
+
+VISIT_BYTES_MIN: Final = 4 * 1024 * 1024
+"""After so much a visit ends if other work waits for a thread: to begin again costs as much as 1 MiB does."""
 
 VISIT_CHUNKS: Final = 256
 """Chunks of one visit: to hold them and let them go is work for the event loop, 3 µs each."""
@@ -128,9 +131,9 @@ def group_size(chunk_bytes: int, window_share: int) -> int:
     return max(1, min(GROUP_BYTES, window_share) // chunk_bytes)
 
 
-def visit_size(size: int, chunk_bytes: int) -> int:
-    """Chunks of one visit to a thread, in pieces of `size`."""
-    return max(1, min(VISIT_BYTES // chunk_bytes, VISIT_CHUNKS) // size) * size
+def visit_size(size: int, chunk_bytes: int, share: int) -> int:
+    """Chunks of one visit to a thread, in pieces of `size`; `share`: the most bytes that should be held for it."""
+    return max(1, min(min(VISIT_BYTES, share) // chunk_bytes, VISIT_CHUNKS) // size) * size
 
 
 def shared_group_size(chunk_bytes: int, *, with_tier: bool = False) -> int:

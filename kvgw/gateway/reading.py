@@ -96,7 +96,8 @@ class GroupReader:
 
     def _visit_size(self, first: Wanted, size: int) -> int:
         """Chunks of a group: what one visit to a thread can take, in pieces of `size`, where it can do without us."""
-        return visit_size(size, first[1].length) if self.sink.pushes and self._holds(first) else size
+        share = self.rooms.staging.resident_limit // 4
+        return visit_size(size, first[1].length, share) if self.sink.pushes and self._holds(first) else size
 
     def _holds(self, one: Wanted) -> bool:
         return self.rooms.staging.holds(blob_name(self._namespace, one[1].blob_id))
@@ -260,12 +261,11 @@ class GroupReader:
 
         It never waits for its turn: whoever holds residents would wait for one who may be waiting for residents.
         """
-        if not openings:
-            return None, 0
+        workers = self.rooms.workers
         if sum(opening.part.found.length for opening in openings) <= INLINE_BYTES:
-            return open_all(openings, room, self.sink, push=False, last=last)
+            return open_all(openings, room, self.sink, workers.wanted, push=False, last=last)
         push = self.sink.pushes and turn.is_set()
-        return await self.rooms.workers.run(lambda: open_all(openings, room, self.sink, push=push, last=last))
+        return await workers.run(lambda: open_all(openings, room, self.sink, workers.wanted, push=push, last=last))
 
     async def _finish(self, openings: Sequence[Opening], rest: Delivery | None, turn: asyncio.Event) -> None:
         """Deliver what has not left when it was opened, and count what was delivered."""

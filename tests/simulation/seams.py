@@ -88,6 +88,9 @@ class SimWorkers:
         loop.call_at(at_s, do)
         return await finish(future)
 
+    def wanted(self) -> bool:
+        return self._world.rng.random() < 0.5
+
     def close(self) -> None: ...
 
 
