@@ -39,7 +39,7 @@ SYSTEMS: Final[Mapping[Tier, tuple[str, ...]]] = {
     ),
     "postgres": ("kvgw-postgres",),
     "nvme": ("kvgw-nvme", "kvgw-nvme-shm"),
-    "s3": ("kvgw-s3", "s3-tuned", "s3-default", "s3-obstore"),
+    "s3": ("kvgw-s3", "kvgw-s3-shm", "s3-tuned", "s3-default", "s3-obstore"),
 }
 """By the names that --only and --skip take."""
 
@@ -185,8 +185,8 @@ def _contender(
         assert weed is not None
         bucket = BucketPlace(weed.endpoint, weed.region, weed.bucket, weed.access_key, weed.secret_key)
         match name:
-            case "kvgw-s3":
-                return gateways.in_tier("s3", bucket, folder)
+            case "kvgw-s3" | "kvgw-s3-shm":
+                return gateways.in_tier("s3", bucket, folder, "shm" if name.endswith("-shm") else "unix")
             case "s3-obstore":
                 return others.obstore(environments[ENVIRONMENTS[name]], bucket, folder)
             case _:
