@@ -8,7 +8,7 @@ from typing import Final
 
 from sqlalchemy import Connection, Delete, bindparam, delete
 
-from tenancy.model import DURABILITIES, Node, Scope
+from tenancy.model import DURABILITIES, FoundChunk, Node, Scope
 from tenancy.prepared import KeyStatement, Parameters, RowsInsert, bound, owner
 from tenancy.schema import chunk, entry, entry_label, placement
 
@@ -171,6 +171,28 @@ def insert_entries(connection: Connection, batch: Batch, blob_of: Mapping[int, b
         ],
     )
     attach_labels(connection, batch, [batch.entry_keys[index] for index in blob_of])
+
+
+def born(batch: Batch, new: NewChunk, now_ms: int) -> FoundChunk:
+    """What a look-up on this gateway finds of a chunk, announced at `now_ms`, with an entry and bytes of its own."""
+    return FoundChunk(
+        format_id=batch.format_id,
+        entry_key=batch.entry_keys[new.index],
+        ttl_ms=batch.ttl_ms,
+        expires_ms=now_ms + batch.ttl_ms,
+        blob_id=new.blob_id,
+        chunk_id=new.chunk_id,
+        salt=new.salt,
+        tag_root=new.tag_root,
+        epoch=new.epoch,
+        seg_log2=new.seg_log2,
+        length=new.length,
+        sealed_length=batch.sealed_length,
+        created_ms=new.created_ms,
+        at_home=True,
+        on_nvme="nvme" in new.written,
+        on_s3="s3" in new.written,
+    )
 
 
 def attach_labels(connection: Connection, batch: Batch, keys: Sequence[bytes]) -> None:

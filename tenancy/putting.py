@@ -46,6 +46,8 @@ class Committed:
     discarded: tuple[bytes, ...]
     """Blob ids that lost to content that is already stored: delete their bytes."""
     doomed: tuple[bytes, ...]
+    fresh: frozenset[int]
+    """Of those stored, the ones with an entry and bytes of their own: `born` says what a look-up would find."""
 
 
 def _known(keys: Parameters) -> Select[Any]:
@@ -141,6 +143,7 @@ def commit(
         conflict=plan.conflict,
         discarded=tuple(plan.discarded),
         doomed=tuple(doomed),
+        fresh=frozenset(new.index for new in plan.fresh if batch.entry_keys[new.index] not in taken),
     )
 
 

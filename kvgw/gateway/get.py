@@ -42,14 +42,14 @@ class GetVerb:
         degraded = ""
         for source in sources:
             if missing:
-                reading = await self._read(caller, source, missing, deadline, sink, shared)
-                hits += await self._noted(source, reading)
-                if source is own:  # who reads a public namespace does not end its owner's leases
-                    delivered = [one.blob_id for index, one in reading.wanted if index in reading.served]
-                    rooms.leases.end_all(place.scope.tenant, delivered)
-                missing -= reading.served.keys()
-                degraded = degraded or reading.degraded
-                tiers += reading.served.values()
+                for reading in await self._read(caller, source, missing, deadline, sink, shared):
+                    hits += await self._noted(source, reading)
+                    if source is own:  # who reads a public namespace does not end its owner's leases
+                        delivered = [one.blob_id for index, one in reading.wanted if index in reading.served]
+                        rooms.leases.end_all(place.scope.tenant, delivered)
+                    missing -= reading.served.keys()
+                    degraded = degraded or reading.degraded
+                    tiers += reading.served.values()
         # To the namespace that asked, as in a match: nobody runs up another's usage by reading what that publishes.
         rooms.meter.read(place.scope, len(request.keys), tiers, kv_format.chunk_bytes)
         rooms.metrics.get_chunks.labels("hit").inc(len(hits))
@@ -64,10 +64,28 @@ class GetVerb:
         deadline: float,
         sink: PayloadSink,
         shared: Sequence[memoryview],
+    ) -> list[GroupReader]:
+        """Deliver what one namespace has of the missing chunks: in a second go what rows from memory led nowhere to."""
+        found, from_memory = await self._find(source)
+        reading = await self._deliver(caller, source, found, missing, deadline, sink, shared)
+        gone = {index for index, _ in reading.wanted} - reading.served.keys()
+        if not (from_memory and gone) or reading.degraded:
+            return [reading]
+        self._rooms.recent.drop(source.place.scope)
+        found, _ = await self._find(source)
+        return [reading, await self._deliver(caller, source, found, gone, deadline, sink, shared)]
+
+    async def _deliver(
+        self,
+        caller: Caller,
+        source: Source,
+        found: Mapping[bytes, FoundChunk],
+        missing: Collection[int],
+        deadline: float,
+        sink: PayloadSink,
+        shared: Sequence[memoryview],
     ) -> GroupReader:
-        """Deliver what one namespace has of the missing chunks."""
-        rooms = self._rooms
-        found = await self._find(source)
+        """Deliver what was found of the missing chunks."""
         try:
             place = await self._directory.reaching(source.place, {one.epoch for one in found.values()})
         except KeyGone:
@@ -76,24 +94,24 @@ class GetVerb:
             place, found = source.place, {}  # shredded in this moment: a public namespace simply has nothing then
         wanted = [(index, found[key]) for index, key in enumerate(source.keys[0]) if index in missing and key in found]
         reading = GroupReader(
-            rooms, place, source.formats[0], caller.tenant, deadline, sink, shared, wanted, self._extra
+            self._rooms, place, source.formats[0], caller.tenant, deadline, sink, shared, wanted, self._extra
         )
         await reading.deliver_all()
         return reading
 
-    async def _find(self, source: Source) -> dict[bytes, FoundChunk]:
-        """What is visible of the source's keys: as it was found before, where nothing ended since and all is here."""
+    async def _find(self, source: Source) -> tuple[Mapping[bytes, FoundChunk], bool]:
+        """What is visible of the source's keys, and whether it is from memory: nothing ended since and all is here."""
         rooms, scope, keys = self._rooms, source.place.scope, source.keys[0]
         version, now_ms = rooms.catalog.version(scope.tenant), rooms.time.now_ms()
         known = rooms.recent.find(scope, version, keys, now_ms)
         if known is not None and self._all_here(scope.namespace, known):
             worn = source.place.namespace.sliding_ttl and any(_is_worn(one, now_ms) for one in known.values())
             if not worn:  # how long a life is made is the row's to say, as it is now
-                return known
+                return known, True
         found = await source.find(rooms.catalog, now_ms)
         if rooms.catalog.version(scope.tenant) == version:
             rooms.recent.remember(scope, version, found, now_ms)
-        return found
+        return found, False
 
     def _all_here(self, namespace: UUID, found: Mapping[bytes, FoundChunk]) -> bool:
         holds = self._rooms.staging.holds

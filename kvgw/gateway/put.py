@@ -17,7 +17,7 @@ from kvgw.runtime import finish
 from storage.errors import StorageError
 from storage.tier import blob_name
 from tenancy.access import Caller, Permission
-from tenancy.births import Batch
+from tenancy.births import Batch, born
 from tenancy.errors import CatalogUnavailable
 from tenancy.model import FormatRow
 from tenancy.naming import entry_keys, label_mac
@@ -64,8 +64,14 @@ class PutVerb:
             await finish(asyncio.ensure_future(self._undo(writing, reservation_id)))
             raise
         # From here on the chunks may be announced even if the client is gone: both halves of it happen.
-        committed = await finish(asyncio.ensure_future(self._commit(writing, reservation_id)))
-        return self._metered(batch, kv_format, _reply(batch, now_ms, reserved.have, reserved.over_quota, committed))
+        version, announced_ms = rooms.catalog.version(place.scope.tenant), rooms.time.now_ms()
+        committed = await finish(asyncio.ensure_future(self._commit(writing, reservation_id, announced_ms)))
+        reply = _reply(batch, now_ms, reserved.have, reserved.over_quota, committed)
+        self._metered(batch, kv_format, reply)
+        if rooms.catalog.version(place.scope.tenant) == version:
+            fresh = [born(batch, new, announced_ms) for new in writing.chunks if new.index in committed.fresh]
+            rooms.recent.remember(place.scope, version, {one.entry_key: one for one in fresh}, announced_ms)
+        return reply
 
     async def _reserve(
         self, place: Place, batch: Batch, reservation_id: bytes, lease_until_ms: int, deadline: float
@@ -134,10 +140,10 @@ class PutVerb:
             rooms.metrics.aborts_failed.inc()
         await self._discard(writing, writing.attempted)
 
-    async def _commit(self, writing: GroupWriter, reservation_id: bytes) -> Committed:
+    async def _commit(self, writing: GroupWriter, reservation_id: bytes, now_ms: int) -> Committed:
         rooms, place = self._rooms, writing.place
         try:
-            committed = await rooms.catalog.commit(writing.batch, reservation_id, writing.chunks, rooms.time.now_ms())
+            committed = await rooms.catalog.commit(writing.batch, reservation_id, writing.chunks, now_ms)
         except BaseException:
             # Whether it was committed may be unknown: bytes in tiers stay, for the orphan sweep to judge.
             for name in writing.attempted:

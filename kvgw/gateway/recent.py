@@ -1,8 +1,10 @@
-"""Rows of chunks that were read lately, in memory: what is read again and again is not asked of the catalog each time.
+"""Rows of chunks that were stored or read lately, in memory: what is read soon after, or again and again, is not asked
+of the catalog each time.
 
 As with matches (`kvgw.gateway.index`), rows are remembered under the catalog's version for their tenant: a change that
 may have ended anything makes all of them void before it is acknowledged (law 5). Where a chunk lies, and how long it
-lives, may change without that: rows are good for chunks that staging has, and for seconds.
+lives, may change without that: rows are good for chunks that staging has, and for seconds. Who finds no chunk where its
+row says asks the catalog.
 """
 
 from __future__ import annotations
@@ -71,19 +73,15 @@ class RecentRows:
         return found
 
     def remember(self, scope: Scope, version: int | None, found: Mapping[bytes, FoundChunk], now_ms: int) -> None:
-        """Keep what a look-up found that began under `version`, at `now_ms`.
-
-        But for chunks that staging alone has: as soon as they lie anywhere else, their rows are wrong.
-        """
-        placed = {key: one for key, one in found.items() if one.on_nvme or one.on_s3}
-        if version is None or not placed:
+        """Keep what a look-up found, or a PUT announced, that began under `version`, at `now_ms`."""
+        if version is None or not found:
             return
         shelf = self._shelves.get(scope)
         if shelf is None or not shelf.stands(version, now_ms):
             self.drop(scope)
             shelf = self._shelves[scope] = _Shelf(version, now_ms)
         before = len(shelf.rows)
-        shelf.rows.update(placed)
+        shelf.rows.update(found)
         self._count += len(shelf.rows) - before
         self._shelves.move_to_end(scope)
         while self._count > self._most:

@@ -36,6 +36,11 @@ def rows(*keys: bytes, expires_ms: int = 10) -> dict[bytes, FoundChunk]:
     return {key: row(key, expires_ms) for key in keys}
 
 
+async def let_promise_nothing(made: House) -> None:
+    """A PUT need not be written to any tier, unless it asks for that."""
+    await Admin(made.opened).own("PATCH", "/tenants/-/namespaces/default", {"durability": "staged"})
+
+
 class Asked:
     """Counts look-ups in the catalog."""
 
@@ -58,6 +63,7 @@ async def test_the_second_read_asks_no_catalog(tmp_path: Path, monkeypatch: pyte
         registered = await client.register(format_of())
         payloads = payloads_of(registered, 5)
         await client.put(registered, keys_of(5), payloads)
+        made.opened.rooms.recent.drop((await made.place()).scope)
         asked = Asked(made, monkeypatch)
         for keys, expected in ((keys_of(5), payloads), (keys_of(5), payloads), (keys_of(3), payloads[:3])):
             assert (await read(client, registered, keys))[1] == expected
@@ -87,31 +93,75 @@ async def test_law5_what_ended_is_not_read(tmp_path: Path, end: str, kind: Kind)
             assert (await read(client, registered, keys))[1] == [None] * 4, f"law 5: {end}"
 
 
+@pytest.mark.parametrize("durability", [Durability.STAGED, Durability.NVME])
 @aio
-async def test_what_staging_alone_has_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It moves without a new version: its row would say that no tier has it."""
+async def test_what_was_stored_is_read_without_the_catalog(
+    tmp_path: Path, durability: Durability, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with house("embedded", tmp_path / "gw", clock=ManualClock()) as made:
+        await let_promise_nothing(made)
+        client = made.client()
+        registered = await client.register(format_of())
+        keys, payloads = keys_of(5), payloads_of(registered, 5)
+        asked = Asked(made, monkeypatch)
+        await client.put(registered, keys, payloads, durability=durability)
+        assert (await read(client, registered, keys))[1] == payloads
+        assert asked.count == 0
+
+
+@aio
+async def test_law2_what_a_put_remembers_is_what_a_look_up_finds(tmp_path: Path) -> None:
+    """Whatever was there before: the same content, another, less durable, under another key, twice in one batch."""
+    chance = random.Random(7)
+    async with house("embedded", tmp_path / "gw", clock=ManualClock()) as made:
+        await let_promise_nothing(made)
+        client = made.client()
+        registered = await client.register(format_of())
+        keys, payloads = keys_of(12), payloads_of(registered, 6)
+        rooms, scope = made.opened.rooms, (await made.place()).scope
+        seen = 0
+        for _ in range(120):
+            some = chance.sample(keys, chance.randint(1, 4))
+            content = [chance.choice(payloads) for _ in some]
+            durability = chance.choice((Durability.STAGED, Durability.NVME))
+            await client.put(registered, some, content, durability=durability, ttl=chance.choice(("5m", "1h")))
+            shelf = rooms.recent._shelves.get(scope)
+            now_ms = rooms.time.now_ms()
+            if shelf is not None and shelf.stands(rooms.catalog.version(scope.tenant) or 0, now_ms):
+                seen += len(shelf.rows)
+                assert await rooms.catalog.lookup(scope, [1], list(shelf.rows), now_ms) == dict(shelf.rows)
+            await made.wait(chance.choice((0.1, 1.0, 3.0)))
+            if chance.random() < 0.3:
+                await client.delete(registered, chance.sample(keys, 3))
+        assert seen > 30
+
+
+@aio
+async def test_what_left_staging_in_the_moment_after_it_was_seen_is_read_from_where_it_went(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its row from memory says that no tier has it."""
+    async with house("embedded", tmp_path / "gw", clock=ManualClock()) as made:
+        await let_promise_nothing(made)
         client = made.client()
         registered = await client.register(format_of())
         keys, payloads = keys_of(3), payloads_of(registered, 3)
         rooms = made.opened.rooms
         await client.put(registered, keys, payloads, durability=Durability.STAGED)
-        found = await rooms.catalog.lookup((await made.place()).scope, [1], [], 0)
-        rooms.recent.remember((await made.place()).scope, 1, found | {b"k": row(b"k")._replace(on_nvme=False)}, 0)
-        assert len(rooms.recent) == 0
         await made.opened.crew.drain_everywhere()
-        for _ in range(2):
-            assert (await read(client, registered, keys))[1] == payloads
+        assert not any(one.on_nvme for one in rooms.recent._shelves[(await made.place()).scope].rows.values())
+        asked = Asked(made, monkeypatch)
         holds = type(rooms.staging).holds
 
         def gone_then(staging: Any, name: str) -> bool:
             there = holds(staging, name)
-            staging.drop(name)  # in the moment after it was seen
+            staging.drop(name)
             return there
 
         monkeypatch.setattr(type(rooms.staging), "holds", gone_then)
         report, got = await read(client, registered, keys)
-        assert got == payloads and {hit.tier for hit in report.hits} == {"nvme"}
+        assert (got, asked.count) == (payloads, 1)
+        assert [(hit.index, hit.tier) for hit in report.hits] == [(index, "nvme") for index in range(3)]
 
 
 @aio
@@ -218,6 +268,7 @@ async def test_law5_a_deletion_that_overtakes_a_look_up_leaves_no_row_of_it(
         client = made.client()
         registered = await client.register(format_of())
         await client.put(registered, keys_of(2), payloads_of(registered, 2))
+        made.opened.rooms.recent.drop((await made.place()).scope)
         kind = type(made.opened.rooms.catalog)
         plain = kind.lookup
 
@@ -229,6 +280,27 @@ async def test_law5_a_deletion_that_overtakes_a_look_up_leaves_no_row_of_it(
         monkeypatch.setattr(kind, "lookup", overtaken)
         await read(client, registered, keys_of(2))
         assert made.opened.rooms.recent.names() == []
+
+
+@aio
+async def test_law5_a_deletion_that_overtakes_a_commit_leaves_no_row_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with house("embedded", tmp_path / "gw", clock=ManualClock()) as made:
+        client = made.client()
+        registered = await client.register(format_of())
+        kind = type(made.opened.rooms.catalog)
+        plain = kind.commit
+
+        async def overtaken(catalog: Any, *arguments: Any) -> Any:
+            committed = await plain(catalog, *arguments)
+            await client.delete(registered, keys_of(2))
+            return committed
+
+        monkeypatch.setattr(kind, "commit", overtaken)
+        await client.put(registered, keys_of(2), payloads_of(registered, 2))
+        assert made.opened.rooms.recent.names() == []
+        assert (await read(client, registered, keys_of(2)))[1] == [None, None]
 
 
 def test_it_is_bounded_and_forgets_what_was_read_longest_ago() -> None:

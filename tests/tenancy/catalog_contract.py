@@ -318,7 +318,7 @@ class CatalogContract(BenchSuite):
             first = await bench.put("a", contents=["same"])
             second = await bench.put("b", contents=["same"])
             assert second.committed is not None
-            assert second.committed.stored == {0}
+            assert (second.committed.stored, second.committed.fresh) == ({0}, frozenset())
             assert second.committed.discarded == (second.blobs["b"],)
             found = await bench.see("a", "b")
             assert found["a"].blob_id == found["b"].blob_id == first.blobs["a"]
@@ -329,7 +329,7 @@ class CatalogContract(BenchSuite):
         async with self.bench() as bench:
             put = await bench.put("a", "b", "c", contents=["same", "same", "other"])
             assert put.committed is not None
-            assert put.committed.discarded == (put.blobs["b"],)
+            assert (put.committed.discarded, put.committed.fresh) == ((put.blobs["b"],), {0, 2})
             assert (await bench.usage()).objects == 2
             assert (await bench.see("b"))["b"].blob_id == put.blobs["a"]
 
@@ -381,6 +381,8 @@ class CatalogContract(BenchSuite):
             new = await bench.put("a", contents=["same"], durability="nvme", epoch=2)
             found = await bench.see("a")
             assert (found["a"].blob_id, found["a"].epoch) == (new.blobs["a"], 2)
+            assert new.committed is not None
+            assert new.committed.fresh == frozenset(), "its entry is older than its bytes"
             assert (await bench.chunks())[old.blobs["a"]] == "deleting"
 
     @aio
