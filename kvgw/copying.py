@@ -14,11 +14,12 @@ def copy(target: memoryview, source: memoryview) -> None:
 
     The source's bytes may change meanwhile: each is read once. A long source that is read-only is copied as a slice.
     """
-    nbytes = len(source)
+    nbytes = source.nbytes
     if nbytes < _SHORT_BYTES or source.readonly:
         target[:] = source
         return
-    if len(target) != nbytes or target.format != "B" or source.format != "B":
-        raise ValueError(f"{nbytes} bytes of format {source.format!r} into {len(target)} of {target.format!r}")
+    for one in (target, source):
+        if one.shape != (nbytes,) or one.format != "B" or not one.contiguous:
+            raise ValueError(f"{nbytes} plain bytes are copied, not format {one.format!r} and shape {one.shape}")
     to, of = ctypes.c_ubyte.from_buffer(target), ctypes.c_ubyte.from_buffer(source)  # they keep the memory in place
     ctypes.memmove(ctypes.addressof(to), ctypes.addressof(of), nbytes)

@@ -84,10 +84,14 @@ def parts_of(group: Sequence[Wanted], namespace: UUID, size: int) -> list[Part]:
     return parts
 
 
-def piece_of(parts: Sequence[Part]) -> Sequence[Part]:
-    """The leading ones that are in the window at once."""
-    end = next((at for at in range(1, len(parts)) if not parts[at].span.start), len(parts))
-    return parts[:end]
+def pieces_of(parts: Sequence[Part], least: int = 1) -> Sequence[Part]:
+    """The leading ones that are in the window at once; after them so many more pieces that they have `least` bytes."""
+    moved = 0
+    for at, part in enumerate(parts):
+        if moved >= least and not part.span.start:
+            return parts[:at]
+        moved += part.found.length
+    return parts
 
 
 def open_all(
@@ -122,4 +126,4 @@ def open_all(
 def _piece_of(openings: Sequence[Opening], room: Room) -> Sequence[Opening]:
     if room.window is None:
         return openings
-    return openings[: len(piece_of([opening.part for opening in openings]))]
+    return openings[: len(pieces_of([opening.part for opening in openings]))]

@@ -5,7 +5,8 @@ Chunks move in groups, so that small ones share a window, a worker thread and a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias, TypeVar
 
@@ -34,6 +35,9 @@ Chunk: TypeAlias = tuple[int, memoryview]
 """Batch index and payload, or memory for it."""
 
 Item = TypeVar("Item")
+
+Turn: TypeAlias = tuple[Sequence[Item], int, asyncio.Event, asyncio.Event]
+"""A group, how many follow it, when it may leave, and what tells the next one that it may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,3 +148,13 @@ def shared_group_size(chunk_bytes: int, *, with_tier: bool = False) -> int:
 def groups(items: Sequence[Item], size: int) -> list[Sequence[Item]]:
     """Cut what a request moves into groups."""
     return [items[start : start + size] for start in range(0, len(items), size)]
+
+
+def in_turn(of_all: Sequence[Sequence[Item]]) -> Iterator[Turn[Item]]:
+    """Groups for whoever takes the next one; each leaves when the one before it has left."""
+    turn = asyncio.Event()
+    turn.set()
+    for at, group in enumerate(of_all):
+        next_turn = asyncio.Event()
+        yield group, len(of_all) - 1 - at, turn, next_turn
+        turn = next_turn

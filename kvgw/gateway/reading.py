@@ -12,18 +12,22 @@ from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final
 from uuid import UUID
 
 from kvgw.gateway.ahead import Extra, ReadAhead
 from kvgw.gateway.directory import Place
-from kvgw.gateway.opening import Opening, Part, Room, Wanted, open_all, parts_of, piece_of
+from kvgw.gateway.opening import Opening, Part, Room, Wanted, open_all, parts_of, pieces_of
 from kvgw.gateway.payloads import (
     INLINE_BYTES,
+    VISIT_BYTES,
+    VISIT_BYTES_MIN,
     Delivery,
     PayloadSink,
+    Turn,
     group_size,
     groups,
+    in_turn,
     shared_group_size,
     visit_size,
 )
@@ -36,9 +40,6 @@ from tenancy.errors import CatalogUnavailable, KeyUnavailable, SealBroken
 from tenancy.keys.secret import SecretBytes
 from tenancy.model import FormatRow
 from tenancy.sealing import BlobAddress
-
-_Turn: TypeAlias = tuple[Sequence[Wanted], int, asyncio.Event, asyncio.Event]
-"""A group, how many follow it, when it may leave, and what tells the next one that it may."""
 
 PIPELINE_DEPTH: Final = 2
 """Groups of one GET in windows at once: one on its way to the client, one being read."""
@@ -65,8 +66,8 @@ class GroupReader:
     """Batch index → tier that had the chunk, of those delivered."""
     _ahead: ReadAhead = field(init=False)
     _sealed_as: dict[tuple[int, int, int, int], tuple[SecretBytes, BlobAddress]] = field(default_factory=dict)
-    _is_slow: bool = False
-    """The client has left something behind: no more is held for it at once than it is sent at once."""
+    _visit_bytes: int = VISIT_BYTES
+    """What is held for a visit: less once one gave way, and only what is sent at once for a client that left some."""
     degraded: str = ""
     """Why chunks that are there could not be read; empty when there was no such reason."""
 
@@ -121,12 +122,12 @@ class GroupReader:
 
     async def _deliver_in(self, rooms: Sequence[Room], of_all: Sequence[Sequence[Wanted]], size: int) -> None:
         """Deliver groups in their order, one in each room at a time, where `size` chunks are at once."""
-        work = _in_turn(of_all)
+        work = in_turn(of_all)
         async with Together() as tasks:
             for room in rooms[: len(of_all)]:
                 tasks.create_task(self._deliver_some(room, work, min(len(rooms), len(of_all)), size))
 
-    async def _deliver_some(self, room: Room, work: Iterator[_Turn], rooms: int, size: int) -> None:
+    async def _deliver_some(self, room: Room, work: Iterator[Turn[Wanted]], rooms: int, size: int) -> None:
         for group, left, turn, next_turn in work:
             last = left < rooms  # one of these for each room: it is zeroed at the end of that
             await self._fill_and_deliver(parts_of(group, self._namespace, size), room, turn, last=last)
@@ -157,12 +158,14 @@ class GroupReader:
         """Deliver the leading run that staging has, or some of it; how many."""
         if room.window is not None and self.sink.pushes and self.rooms.staging.holds(parts[0].name):
             await turn.wait()  # now, because nobody waits while holding residents
-        whole = room.window is None or (self.sink.pushes and not self._is_slow)
-        blobs = [(part.name, part.found.sealed_length) for part in (parts if whole else piece_of(parts))]
+        visited = parts if room.window is None else pieces_of(parts, self._visit_bytes)
+        blobs = [(part.name, part.found.sealed_length) for part in visited]
         with self.rooms.staging.residents(self.reader, blobs) as readings:
             openings = self._openings(parts, readings)
             rest, done = await self._open(openings, room, turn, last=last and len(openings) == len(parts))
-            openings, self._is_slow = openings[:done], self._is_slow or rest is not None
+            if rest is not None or done < len(openings):
+                self._visit_bytes = min(self._visit_bytes, 1 if rest is not None else VISIT_BYTES_MIN)
+            openings = openings[:done]
             for opening in openings:
                 if opening.fault is None:
                     self._promote(opening.origin, opening.part, wanted=not opening.part.found.on_nvme)
@@ -308,13 +311,3 @@ class GroupReader:
 
     def _remaining(self) -> float:
         return max(0.0, self.deadline - self.rooms.clock.monotonic())
-
-
-def _in_turn(of_all: Sequence[Sequence[Wanted]]) -> Iterator[_Turn]:
-    """Groups for whoever takes the next one; each leaves when the one before it has left."""
-    turn = asyncio.Event()
-    turn.set()
-    for at, group in enumerate(of_all):
-        next_turn = asyncio.Event()
-        yield group, len(of_all) - 1 - at, turn, next_turn
-        turn = next_turn

@@ -35,6 +35,14 @@ def test_lengths_that_differ_are_refused_and_nothing_is_written(nbytes: int, *, 
         assert target == b"x" * other
 
 
+def test_what_is_not_plain_bytes_is_refused() -> None:
+    plain = memoryview(bytearray(MIB))
+    for other in (plain.cast("B", (1024, 1024)), memoryview(bytearray(2 * MIB))[::2], plain.cast("I")):
+        for target, source in ((plain, other), (other, plain)):
+            with pytest.raises(ValueError, match="plain bytes"):
+                copy(target, source)
+
+
 def test_memory_is_let_go_of() -> None:
     source, target = bytearray(MIB), bytearray(MIB)
     copy(memoryview(target), memoryview(source))

@@ -232,14 +232,18 @@ async def test_what_staging_has_leaves_in_few_visits_to_a_thread(
 @aio
 async def test_a_visit_gives_way_to_other_work_that_waits_for_its_thread(tmp_path: Path, kind: Kind) -> None:
     async with stored(tmp_path / "gw", MIB, 12, kind) as (gateway, registered, keys, payloads):
-        workers = gateway.opened.rooms.workers
+        workers, pool = gateway.opened.rooms.workers, gateway.opened.rooms.staging._pool
         with (
             mock.patch.object(workers, "wanted", return_value=True),
             mock.patch.object(workers, "run", side_effect=workers.run) as made,
+            mock.patch.object(pool, "hold_now", side_effect=pool.hold_now) as held,
             mock.patch("kvgw.server.exchange.PATIENCE_SECONDS", 10.0),
         ):
             assert (await read(gateway.client(), registered, keys))[1] == payloads
         assert made.call_count == 12 * MIB // VISIT_BYTES_MIN
+        assert [len(call.args[1]) for call in held.call_args_list] == [12, 4, 4], (
+            "no more than it comes to, from then on"
+        )
         await gateway.check_clean()
 
 

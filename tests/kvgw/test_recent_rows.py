@@ -7,13 +7,17 @@ import random
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 from uuid import UUID
 
 import pytest
 
 from kvgw.errors import RequestRefused
+from kvgw.gateway.get import GetVerb
 from kvgw.gateway.recent import KEPT_MS, RecentRows
-from kvgw.model import Durability, Label
+from kvgw.model import Durability, Label, Outcome
+from storage.tier import blob_name
+from tenancy.errors import CatalogUnavailable
 from tenancy.model import FoundChunk, Scope
 from tests.kvgw.test_coherence_gateways import KEYS, Pair, pair, waits
 from tests.kvgw.test_match_index import CLOSING, END, ENDS
@@ -162,6 +166,26 @@ async def test_what_left_staging_in_the_moment_after_it_was_seen_is_read_from_wh
         report, got = await read(client, registered, keys)
         assert (got, asked.count) == (payloads, 1)
         assert [(hit.index, hit.tier) for hit in report.hits] == [(index, "nvme") for index in range(3)]
+
+
+@aio
+async def test_law2_without_the_catalog_what_is_here_is_read_though_another_chunk_has_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with house("embedded", tmp_path / "gw", clock=ManualClock()) as made:
+        client = made.client()
+        registered = await client.register(format_of())
+        keys, payloads = keys_of(3), payloads_of(registered, 3)
+        await let_promise_nothing(made)
+        await client.put(registered, keys, payloads, durability=Durability.STAGED)
+        rooms, scope = made.opened.rooms, (await made.place()).scope
+        left = [rooms.recent._shelves[scope].rows[key] for key in rooms.recent._shelves[scope].rows][1]
+        monkeypatch.setattr(GetVerb, "_all_here", lambda *_: True)
+        rooms.staging.drop(blob_name(scope.namespace, left.blob_id))  # in the moment after it was seen
+        monkeypatch.setattr(type(rooms.catalog), "lookup", AsyncMock(side_effect=CatalogUnavailable("away")))
+        report, got = await read(client, registered, keys)
+        assert (got, report.outcome) == ([payloads[0], None, payloads[2]], Outcome.OUTAGE)
+        assert len(report.hits) == 2
 
 
 @aio
