@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from uuid import UUID
 
 from kvgw.gateway.ahead import Extra
@@ -16,6 +17,17 @@ from storage.tier import blob_names
 from tenancy.access import Caller, Permission
 from tenancy.errors import CatalogUnavailable, KeyGone
 from tenancy.model import FormatRow, FoundChunk
+
+
+@dataclass(frozen=True, slots=True)
+class _Asker:
+    """Who reads, until when, and where to."""
+
+    caller: Caller
+    deadline: float
+    sink: PayloadSink
+    shared: Sequence[memoryview]
+    """Memory of the client's for the first chunks of the batch."""
 
 
 class GetVerb:
@@ -35,14 +47,14 @@ class GetVerb:
         deadline = rooms.clock.monotonic() + request.deadline_ms / 1000
         own = source_of("", place, [kv_format], request.keys)
         sources = [own, *await shared_sources(self._directory, caller, request.public, own, request.keys)]
-        shared = sink.places(len(request.keys), kv_format.chunk_bytes)
+        asker = _Asker(caller, deadline, sink, sink.places(len(request.keys), kv_format.chunk_bytes))
         missing = set(range(len(request.keys)))
         hits: list[Hit] = []
         tiers: list[str] = []
         degraded = ""
         for source in sources:
             if missing:
-                for reading in await self._read(caller, source, missing, deadline, sink, shared):
+                for reading in await self._read(asker, source, missing):
                     hits += await self._noted(source, reading)
                     if source is own:  # who reads a public namespace does not end its owner's leases
                         delivered = [one.blob_id for index, one in reading.wanted if index in reading.served]
@@ -56,18 +68,10 @@ class GetVerb:
         rooms.metrics.get_chunks.labels("miss").inc(len(missing))
         return GetReply(hits, degraded)
 
-    async def _read(
-        self,
-        caller: Caller,
-        source: Source,
-        missing: Collection[int],
-        deadline: float,
-        sink: PayloadSink,
-        shared: Sequence[memoryview],
-    ) -> list[GroupReader]:
+    async def _read(self, asker: _Asker, source: Source, missing: Collection[int]) -> list[GroupReader]:
         """Deliver what one namespace has of the missing chunks: in a second go what rows from memory led nowhere to."""
         found, from_memory = await self._find(source)
-        reading = await self._deliver(caller, source, found, missing, deadline, sink, shared)
+        reading = await self._deliver(asker, source, found, missing)
         gone = {index for index, _ in reading.wanted} - reading.served.keys()
         if not (from_memory and gone):
             return [reading]
@@ -78,17 +82,10 @@ class GetVerb:
             reading.degraded = str(error)  # what was delivered is a hit all the same
             return [reading]
         reading.degraded = ""  # it asked tiers that the row from memory named
-        return [reading, await self._deliver(caller, source, found, gone, deadline, sink, shared)]
+        return [reading, await self._deliver(asker, source, found, gone)]
 
     async def _deliver(
-        self,
-        caller: Caller,
-        source: Source,
-        found: Mapping[bytes, FoundChunk],
-        missing: Collection[int],
-        deadline: float,
-        sink: PayloadSink,
-        shared: Sequence[memoryview],
+        self, asker: _Asker, source: Source, found: Mapping[bytes, FoundChunk], missing: Collection[int]
     ) -> GroupReader:
         """Deliver what was found of the missing chunks."""
         try:
@@ -99,7 +96,15 @@ class GetVerb:
             place, found = source.place, {}  # shredded in this moment: a public namespace simply has nothing then
         wanted = [(index, found[key]) for index, key in enumerate(source.keys[0]) if index in missing and key in found]
         reading = GroupReader(
-            self._rooms, place, source.formats[0], caller.tenant, deadline, sink, shared, wanted, self._extra
+            self._rooms,
+            place,
+            source.formats[0],
+            asker.caller.tenant,
+            asker.deadline,
+            asker.sink,
+            asker.shared,
+            wanted,
+            self._extra,
         )
         await reading.deliver_all()
         return reading
