@@ -37,6 +37,8 @@ class Figures:
     longest_over_deadline_ms: float = 0.0
     harness_lag_ms: float = 0.0
     """The longest that the load's own event loop was late while a call was over its deadline; left out above."""
+    clock_set_ms: float = 0.0
+    """How far the machine's clock was set at once, at most: after that lives last longer, or end early."""
     faults_by_kind: Counter[str] = field(default_factory=Counter)
 
     def breach(self, kind: str, what: str, count: int = 1) -> None:
@@ -67,6 +69,7 @@ class Figures:
         self.examples += other.examples[: EXAMPLES_MAX - len(self.examples)]
         self.longest_over_deadline_ms = max(self.longest_over_deadline_ms, other.longest_over_deadline_ms)
         self.harness_lag_ms = max(self.harness_lag_ms, other.harness_lag_ms)
+        self.clock_set_ms = max(self.clock_set_ms, other.clock_set_ms)
 
     @property
     def held(self) -> bool:
@@ -79,6 +82,7 @@ class Figures:
             **{name: self.breaches[name] for name in BREACHES},
             "longest_over_deadline_ms": round(self.longest_over_deadline_ms, 1),
             "harness_lag_ms": round(self.harness_lag_ms, 1),
+            "clock_set_ms": round(self.clock_set_ms, 1),
             "faults_by_kind": dict(sorted(self.faults_by_kind.items())),
             "examples": self.examples,
         }
@@ -105,4 +109,4 @@ def table(parts: dict[str, Figures]) -> str:
 
 
 def _names() -> list[str]:
-    return [*COUNTS, *BREACHES, "longest_over_deadline_ms", "harness_lag_ms"]
+    return [*COUNTS, *BREACHES, "longest_over_deadline_ms", "harness_lag_ms", "clock_set_ms"]

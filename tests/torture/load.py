@@ -43,16 +43,20 @@ def content_of(tenant: str, key: str) -> bytes:
 
 
 class Lag:
-    """How late this process's own event loop was, lately: nothing that a gateway could be blamed for."""
+    """How late our own event loop was, lately, and how far the machine's clock was set: nothing that a gateway
+    could be blamed for."""
 
     def __init__(self) -> None:
         self._late: deque[tuple[float, float]] = deque()
+        self.clock_set_s = 0.0
+        """How far the wall clock was set at once, at most, in either direction."""
 
     async def run(self) -> None:
         while True:
-            before = time.monotonic()
+            before, wall = time.monotonic(), time.time()
             await asyncio.sleep(0.01)
             now = time.monotonic()
+            self.clock_set_s = max(self.clock_set_s, abs(time.time() - wall - (now - before)))
             if now - before > 0.03:
                 self._late.append((now, now - before - 0.01))
             while self._late and self._late[0][0] < now - 30:
@@ -70,7 +74,8 @@ class Known:
     kept: set[str] = field(default_factory=set)
     """Acknowledged as durable: must be there."""
     doubtful: set[str] = field(default_factory=set)
-    gone: set[str] = field(default_factory=set)
+    gone: dict[str, str] = field(default_factory=dict)
+    """Keys that must not be there, and why."""
     short: list[tuple[float, str]] = field(default_factory=list)
     """When keys with a short life are over."""
 
@@ -126,6 +131,7 @@ class Load:
                     group.create_task(self._work(worker))
         finally:
             lag.cancel()
+            self.figures.clock_set_ms = max(self.figures.clock_set_ms, 1000 * self.lag.clock_set_s)
 
     def end(self) -> None:
         self._end = True
@@ -196,7 +202,7 @@ class Worker:
         known, now = self.known, time.monotonic()
         if known.short and known.short[0][0] < now:
             key = known.short.pop(0)[1]
-            known.gone.add(key)
+            known.gone[key] = "its life was over"
             return await self._get(client, registered, [key])
         live = known.live()
         dice = self._rng.random()
@@ -266,7 +272,7 @@ class Worker:
         )
         for key in keys[: match.count]:
             if key in self.known.gone:
-                self._load.figures.breach("read_after_end", f"{self._tenant}/{key} was matched")
+                self._load.figures.breach("read_after_end", f"{self._tenant}/{key} was matched: {self.known.gone[key]}")
         return True
 
     async def _delete(self, client: Client, registered: Registered, keys: Sequence[str]) -> bool:
@@ -276,7 +282,7 @@ class Worker:
         names = [one.encode() for one in keys]
         await self._call(WRITE_S, "delete", lambda: client.delete(registered, names, deadline_s=WRITE_S))
         known.doubtful -= set(keys)
-        known.gone |= set(keys)
+        known.gone |= dict.fromkeys(keys, "deleted")
         return True
 
     async def _read(
@@ -298,7 +304,7 @@ class Worker:
         if chunk is not None and chunk != content_of(self._tenant, key):
             figures.breach("wrong_bytes", which)
         if chunk is not None and key in self.known.gone:
-            figures.breach("read_after_end", which)
+            figures.breach("read_after_end", f"{which}: {self.known.gone[key]}")
         if chunk is None and key in self.known.kept:
             if self._load.honest:
                 figures.breach("lost_acked", which)
