@@ -45,6 +45,19 @@ async def let_promise_nothing(made: House) -> None:
     await Admin(made.opened).own("PATCH", "/tenants/-/namespaces/default", {"durability": "staged"})
 
 
+def overtake(made: House, call: str, by: Callable[[], Awaitable[Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the catalog answers to `call` comes when something else has happened since."""
+    kind = type(made.opened.rooms.catalog)
+    plain = getattr(kind, call)
+
+    async def overtaken(catalog: Any, *arguments: Any) -> Any:
+        answer = await plain(catalog, *arguments)
+        await by()
+        return answer
+
+    monkeypatch.setattr(kind, call, overtaken)
+
+
 class Asked:
     """Counts look-ups in the catalog."""
 
@@ -293,15 +306,7 @@ async def test_law5_a_deletion_that_overtakes_a_look_up_leaves_no_row_of_it(
         registered = await client.register(format_of())
         await client.put(registered, keys_of(2), payloads_of(registered, 2))
         made.opened.rooms.recent.drop((await made.place()).scope)
-        kind = type(made.opened.rooms.catalog)
-        plain = kind.lookup
-
-        async def overtaken(catalog: Any, *arguments: Any) -> Any:
-            found = await plain(catalog, *arguments)
-            await client.delete(registered, keys_of(2))
-            return found
-
-        monkeypatch.setattr(kind, "lookup", overtaken)
+        overtake(made, "lookup", lambda: client.delete(registered, keys_of(2)), monkeypatch)
         await read(client, registered, keys_of(2))
         assert made.opened.rooms.recent.names() == []
 
@@ -313,15 +318,7 @@ async def test_law5_a_deletion_that_overtakes_a_commit_leaves_no_row_of_it(
     async with house("embedded", tmp_path / "gw", clock=ManualClock()) as made:
         client = made.client()
         registered = await client.register(format_of())
-        kind = type(made.opened.rooms.catalog)
-        plain = kind.commit
-
-        async def overtaken(catalog: Any, *arguments: Any) -> Any:
-            committed = await plain(catalog, *arguments)
-            await client.delete(registered, keys_of(2))
-            return committed
-
-        monkeypatch.setattr(kind, "commit", overtaken)
+        overtake(made, "commit", lambda: client.delete(registered, keys_of(2)), monkeypatch)
         await client.put(registered, keys_of(2), payloads_of(registered, 2))
         assert made.opened.rooms.recent.names() == []
         assert (await read(client, registered, keys_of(2)))[1] == [None, None]
